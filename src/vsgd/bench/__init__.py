@@ -1,0 +1,1 @@
+"""Test problems, opponents, simulations and the figures they give."""

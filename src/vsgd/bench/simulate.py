@@ -1,0 +1,221 @@
+"""Runs an algorithm on a problem, many times over.
+
+All algorithms see the same samples: noise is drawn beforehand, one stream a run, from one seed. Run r is
+therefore the same whatever the number of runs or threads. Results are the parameters at a few checkpoints;
+losses follow from them in closed form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vsgd.bench.baselines import NO_CURVATURE, SAMPLE_CURVATURE, SHIFTED_GRADIENT, Algorithm
+from vsgd.bench.problems import Elementary, Problem
+from vsgd.bench.problems import curvature as problem_curvature
+from vsgd.bench.problems import gradient as problem_gradient
+from vsgd.kernels import compiled
+from vsgd.probe import curvature as shifted_curvature
+from vsgd.rule import Moments
+
+START = 1.0
+"""θ at the start, one away from the optimum."""
+
+DIVERGED = 1e100
+"""A parameter that gets this far is counted as infinite from then on."""
+
+BOOTSTRAP = 10
+"""Samples shown before the first update to those algorithms that ask for it."""
+
+
+class Noise(NamedTuple):
+    """Standard normal samples, runs × minibatches × n (× dimensions), and which of them are there at all."""
+
+    normal: Any
+    present: Any
+    lead: int
+    """The first so many minibatches come before the first update."""
+
+    @property
+    def updates(self) -> int:
+        return int(self.normal.shape[1]) - self.lead
+
+
+class Track(NamedTuple):
+    """Parameters and rates, runs × checkpoints (× dimensions)."""
+
+    theta: Any
+    rate: Any
+
+
+def draw_noise(seed: int, runs: range, updates: int, n: int, dim: int | None = None, presence: float = 1.0) -> Noise:
+    """The samples of these runs. Each is non-zero with probability `presence`."""
+    lead = -(-BOOTSTRAP // n)
+    shape = (lead + updates, n) if dim is None else (lead + updates, n, dim)
+    streams = [np.random.default_rng((seed, n, run)) for run in runs]
+    normal = np.stack([stream.standard_normal(shape) for stream in streams])
+    if presence < 1:
+        present = np.stack([stream.random(shape) < presence for stream in streams])
+    else:
+        present = np.ones(normal.shape, dtype=bool)
+    return Noise(normal=normal, present=present, lead=lead)
+
+
+def powers_of_two(updates: int) -> list[int]:
+    """0, 1, 2, 4, … and the last update."""
+    return sorted({0, updates, *(2**k for k in range(updates.bit_length()))})
+
+
+def simulate(
+    problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
+) -> Track:
+    """Run in one fused loop if the problem is elementary, and vectorised over runs if it has more dimensions.
+
+    Args:
+        problem: what to minimise.
+        algorithm: with what.
+        noise: from `draw_noise`.
+        checkpoints: after how many updates to look; 0 is the start.
+        centers: where the optimum is at each update, if it moves; 0 otherwise.
+    """
+    if not isinstance(problem, Elementary):
+        return simulate_vectorised(problem, algorithm, noise, checkpoints, centers)
+    runs = len(noise.normal)
+    track = Track(*(np.full((runs, len(checkpoints)), np.inf) for _ in Track._fields))
+    compiled(_fused_runs)(
+        compiled(algorithm.init),
+        compiled(algorithm.update),
+        compiled(algorithm.shift),
+        algorithm.params,
+        algorithm.curvature,
+        algorithm.bootstrap,
+        problem.code,
+        problem.scale,
+        problem.sigma,
+        noise.normal,
+        noise.present,
+        noise.lead,
+        _padded(centers, noise),
+        np.asarray(checkpoints),
+        track.theta,
+        track.rate,
+    )
+    return track
+
+
+def _padded(centers: Any, noise: Noise) -> Any:
+    """The optimum at every minibatch: where it is at first, before the first update."""
+    if centers is None:
+        return np.zeros(noise.lead + noise.updates)
+    return np.concatenate([np.full(noise.lead, centers[0]), centers])
+
+
+def simulate_vectorised(
+    problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
+) -> Track:
+    """The same in NumPy, all runs at once: for problems of any dimension."""
+    shape = noise.normal.shape[:1] + noise.normal.shape[3:]
+    thetas, rates = (np.full((*shape, len(checkpoints)), np.inf) for _ in Track._fields)
+    theta, rate = np.full(shape, START), np.zeros(shape)
+    state = algorithm.init(theta, algorithm.params)
+    centers = _padded(centers, noise)
+    start = 0 if algorithm.bootstrap else noise.lead
+    with np.errstate(all="ignore"):
+        for i in range(start, noise.lead + noise.updates):
+            t = i - noise.lead
+            if t in checkpoints:
+                thetas[..., checkpoints.index(t)], rates[..., checkpoints.index(t)] = theta, rate
+            sample = centers[i] + problem.sigma * noise.normal[:, i]
+            batch, count = _batch_moments(problem, algorithm, theta, state, sample, noise.present[:, i], t)
+            theta, state, rate = algorithm.update(theta, state, batch, count, t, algorithm.params)
+            theta = np.where(abs(theta) < DIVERGED, theta, np.inf)
+    if noise.updates in checkpoints:
+        thetas[..., -1], rates[..., -1] = theta, rate
+    return Track(theta=thetas, rate=rates)
+
+
+def _batch_moments(
+    problem: Problem, algorithm: Algorithm, theta: Any, state: Any, sample: Any, present: Any, t: int
+) -> tuple[Moments, Any]:
+    count = present.sum(axis=1)
+    divisor = np.maximum(count, 1)
+
+    def mean(values: Any) -> Any:
+        return (values * present).sum(axis=1) / divisor
+
+    offset = theta[:, None] - sample
+    grads = problem.gradient(offset)
+    grad = mean(grads)
+    if algorithm.curvature == SHIFTED_GRADIENT:
+        delta = algorithm.shift(state, grad, count, t, algorithm.params)[:, None]
+        curvs = shifted_curvature(grads, problem.gradient(offset + delta), delta)
+    elif algorithm.curvature == SAMPLE_CURVATURE:
+        curvs = problem.curvature(offset)
+    else:
+        curvs = 0 * grads
+    return Moments(grad=grad, grad_sq=mean(grads**2), curv=mean(curvs), curv_sq=mean(curvs**2)), count
+
+
+def _fused_runs(
+    # the algorithm
+    init: Any,
+    update: Any,
+    shift: Any,
+    params: Any,
+    curvature_kind: int,
+    bootstrap: bool,
+    # the problem and its samples
+    shape: int,
+    scale: float,
+    sigma: float,
+    normal: Any,
+    present: Any,
+    lead: int,
+    centers: Any,
+    # where the results go
+    checkpoints: Any,
+    thetas: Any,
+    rates: Any,
+) -> None:
+    """Every run from start to end in scalars, nothing stored but the checkpoints. Compiled."""
+    runs, batches, n = normal.shape
+    for run in range(runs):
+        theta = START
+        rate = 0.0
+        state = init(theta, params)
+        mark = 0
+        for i in range(0 if bootstrap else lead, batches):
+            t = i - lead
+            if mark < len(checkpoints) and t == checkpoints[mark]:
+                thetas[run, mark], rates[run, mark] = theta, rate
+                mark += 1
+            count, grad, grad_sq, curv, curv_sq = 0.0, 0.0, 0.0, 0.0, 0.0
+            for j in range(n):
+                if present[run, i, j]:
+                    g = problem_gradient(shape, scale, theta - centers[i] - sigma * normal[run, i, j])
+                    count += 1
+                    grad += g
+                    grad_sq += g * g
+            divisor = max(count, 1.0)
+            grad, grad_sq = grad / divisor, grad_sq / divisor
+            if curvature_kind != NO_CURVATURE:
+                delta = shift(state, grad, count, t, params)
+                for j in range(n):
+                    if present[run, i, j]:
+                        offset = theta - centers[i] - sigma * normal[run, i, j]
+                        if curvature_kind == SHIFTED_GRADIENT:
+                            g = problem_gradient(shape, scale, offset)
+                            h = shifted_curvature(g, problem_gradient(shape, scale, offset + delta), delta)
+                        else:
+                            h = problem_curvature(shape, scale, offset)
+                        curv += h
+                        curv_sq += h * h
+                curv, curv_sq = curv / divisor, curv_sq / divisor
+            batch = Moments(grad=grad, grad_sq=grad_sq, curv=curv, curv_sq=curv_sq)
+            theta, state, rate = update(theta, state, batch, count, t, params)
+            if not abs(theta) < DIVERGED:
+                break
+        else:
+            if mark < len(checkpoints):
+                thetas[run, mark], rates[run, mark] = theta, rate

@@ -87,7 +87,7 @@ class Elementary(NamedTuple):
         """E over ξ. The optimum is at 0; rectlin falls to 0 without ever reaching it."""
         sigma = self.sigma
         u = np.asarray(offset, dtype=float) / sigma
-        with np.errstate(invalid="ignore", over="ignore"):
+        with np.errstate(over="ignore"):
             density = np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)
             if self.shape == "quad":
                 excess = (sigma * u) ** 2
@@ -95,12 +95,12 @@ class Elementary(NamedTuple):
                 flat = np.sqrt(2 / np.pi) * np.expm1(-(u**2) / 2)
                 excess = sigma * (u * erf(u / np.sqrt(2)) + flat)
             elif self.shape == "rectlin":
-                excess = sigma * (density + u * np.exp(log_ndtr(u)))
+                below = np.maximum(u, -40)  # where both terms have long been zero
+                excess = sigma * (density + below * np.exp(log_ndtr(below)))
             else:
                 widened = 1 + self.noise
                 excess = -np.expm1(-((sigma * u) ** 2) / (2 * widened)) / np.sqrt(widened)
-        # far from the optimum inf − inf may appear on the way; the loss there is infinite, or its plateau
-        return self.scale * np.where(np.isnan(excess), np.inf, np.maximum(excess, 0))
+        return self.scale * np.maximum(excess, 0)
 
 
 ELEMENTARY = tuple(

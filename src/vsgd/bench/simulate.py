@@ -121,13 +121,15 @@ def simulate_vectorised(
     state = algorithm.init(theta, algorithm.params)
     centers = _padded(centers, noise)
     start = 0 if algorithm.bootstrap else noise.lead
+    dense = noise.present.all()
     with np.errstate(all="ignore"):
         for i in range(start, noise.lead + noise.updates):
             t = i - noise.lead
             if t in checkpoints:
                 thetas[..., checkpoints.index(t)], rates[..., checkpoints.index(t)] = theta, rate
             sample = centers[i] + problem.sigma * noise.normal[:, i]
-            batch, count = _batch_moments(problem, algorithm, theta, state, sample, noise.present[:, i], t)
+            present = None if dense else noise.present[:, i]
+            batch, count = _batch_moments(problem, algorithm, theta, state, sample, present, t)
             theta, state, rate = algorithm.update(theta, state, batch, count, t, algorithm.params)
             theta = np.where(abs(theta) < DIVERGED, theta, np.inf)
     if noise.updates in checkpoints:
@@ -138,11 +140,12 @@ def simulate_vectorised(
 def _batch_moments(
     problem: Problem, algorithm: Algorithm, theta: Any, state: Any, sample: Any, present: Any, t: int
 ) -> tuple[Moments, Any]:
-    count = present.sum(axis=1)
-    divisor = np.maximum(count, 1)
+    count = np.full(theta.shape, sample.shape[1]) if present is None else present.sum(axis=1)
 
     def mean(values: Any) -> Any:
-        return (values * present).sum(axis=1) / divisor
+        if present is None:
+            return values.mean(axis=1)
+        return (values * present).sum(axis=1) / np.maximum(count, 1)
 
     offset = theta[:, None] - sample
     grads = problem.gradient(offset)
@@ -180,6 +183,7 @@ def _fused_runs(
 ) -> None:
     """Every run from start to end in scalars, nothing stored but the checkpoints. Compiled."""
     runs, batches, n = normal.shape
+    grads = np.empty(n)
     for run in range(runs):
         theta = START
         rate = 0.0
@@ -191,9 +195,11 @@ def _fused_runs(
                 thetas[run, mark], rates[run, mark] = theta, rate
                 mark += 1
             count, grad, grad_sq, curv, curv_sq = 0.0, 0.0, 0.0, 0.0, 0.0
+            distance = theta - centers[i]
             for j in range(n):
                 if present[run, i, j]:
-                    g = problem_gradient(shape, scale, theta - centers[i] - sigma * normal[run, i, j])
+                    g = problem_gradient(shape, scale, distance - sigma * normal[run, i, j])
+                    grads[j] = g
                     count += 1
                     grad += g
                     grad_sq += g * g
@@ -203,10 +209,9 @@ def _fused_runs(
                 delta = shift(state, grad, count, t, params)
                 for j in range(n):
                     if present[run, i, j]:
-                        offset = theta - centers[i] - sigma * normal[run, i, j]
+                        offset = distance - sigma * normal[run, i, j]
                         if curvature_kind == SHIFTED_GRADIENT:
-                            g = problem_gradient(shape, scale, offset)
-                            h = shifted_curvature(g, problem_gradient(shape, scale, offset + delta), delta)
+                            h = shifted_curvature(grads[j], problem_gradient(shape, scale, offset + delta), delta)
                         else:
                             h = problem_curvature(shape, scale, offset)
                         curv += h

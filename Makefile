@@ -3,10 +3,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-all bench lint clean
+.PHONY: run docs test test-all bench lint clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
+
+docs: run  ## what README and docs show of it
+	cp report/figure-6.png docs/figures/comparison.png
+	cp report/figure-drift.png docs/figures/drift.png
+	cp report/numbers.md docs/results.md
 
 test: lint  ## everything but the slow tests
 	$(BIN)/pytest -q -m "not slow"

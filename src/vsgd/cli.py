@@ -1,0 +1,91 @@
+"""The `vsgd` command: a thin layer of words over `vsgd.bench`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from vsgd import __version__
+from vsgd.errors import UserError
+
+FIGURE_NAMES = ("1", "2", "3", "4", "5", "6", "drift")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def figure_name(text: str) -> str:
+    if text not in FIGURE_NAMES:
+        raise argparse.ArgumentTypeError(f"there is no figure {text!r}, there are {', '.join(FIGURE_NAMES)}")
+    return text
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is too small, it must be at least {least}")
+        return value
+
+    return number
+
+
+def figures(arguments: argparse.Namespace) -> None:
+    """Compute the paper's figures and write them to a page of their own. Results are kept and used again."""
+    try:
+        from vsgd.bench.figures import Request
+        from vsgd.bench.report import html, markdown
+        from vsgd.bench.reproduce import reproduce
+        from vsgd.bench.store import write_whole
+    except ModuleNotFoundError as error:
+        raise UserError(f"the figures need {error.name}: pip install 'vsgd[bench]'") from None
+
+    request = Request(runs=arguments.runs, updates=arguments.updates, seed=arguments.seed)
+    items = reproduce(arguments.names or list(FIGURE_NAMES), arguments.out, request)
+    write_whole(arguments.out / "numbers.md", markdown(items, request))
+    write_whole(arguments.out / "index.html", html(items, request))
+    for item in items:
+        if not arguments.names or item.figure.name in arguments.names:
+            print(f"figure {item.figure.name}: {item.seconds:.1f} s")
+            for number in item.numbers:
+                print(f"  {number.what}: {number.value}" + (f"  ({number.expected})" if number.expected else ""))
+    print(f"wrote {arguments.out / 'index.html'}")
+
+
+def parser() -> argparse.ArgumentParser:
+    main_parser = OneLineParser(prog="vsgd", description="Stochastic gradient descent with nothing to tune.")
+    main_parser.add_argument("--version", action="version", version=f"vsgd {__version__}")
+    commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("figures", help="reproduce the paper's figures", description=figures.__doc__)
+    names_help = f"{', '.join(FIGURE_NAMES)} (default: all)"
+    command.add_argument("names", nargs="*", type=figure_name, metavar="FIGURE", help=names_help)
+    command.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
+    command.add_argument("--runs", type=at_least(1), default=100, help="runs of each simulation (default: 100)")
+    command.add_argument("--updates", type=at_least(2), default=1024, help="updates of each run (default: 1024)")
+    command.add_argument("--seed", type=at_least(0), default=0, help="where all randomness comes from (default: 0)")
+    command.set_defaults(run=figures)
+    return main_parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except UserError as error:
+        print(f"vsgd: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nvsgd: interrupted. What was finished is kept; the same command goes on from there.", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,99 @@
+"""The command line as a user meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+QUICK = ("--runs", "2", "--updates", "8")
+
+
+def vsgd(*arguments, **options):
+    command = [sys.executable, "-m", "vsgd", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def assert_one_clear_line(result, *words):
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_writes_a_page_that_needs_nothing_else(tmp_path):
+    result = vsgd("figures", 3, 4, *QUICK, "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / "index.html").read_text()
+    assert page.count('src="data:image/png;base64,') == 2
+    assert "http" not in page
+    assert "Figure 3. Reweighting" in page
+    assert "--runs 2 --updates 8" in page
+    assert "hard clustering" in (tmp_path / "numbers.md").read_text()
+    assert not list(tmp_path.rglob(".*")), "temporary files were left"
+
+
+def test_uses_stored_results_again_and_keeps_other_figures_on_the_page(tmp_path):
+    vsgd("figures", 3, *QUICK, "--out", tmp_path)
+    (stored,) = tmp_path.glob("results/figure-3/*.npz")
+    written = stored.stat().st_mtime_ns
+    result = vsgd("figures", 3, 4, *QUICK, "--out", tmp_path)
+    assert result.returncode == 0
+    assert stored.stat().st_mtime_ns == written
+    vsgd("figures", 4, *QUICK, "--out", tmp_path)
+    assert (tmp_path / "index.html").read_text().count("<section") == 2
+    vsgd("figures", 3, *QUICK, "--seed", 1, "--out", tmp_path)
+    assert stored.stat().st_mtime_ns != written, "another seed is another result"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("figures", "9"), ["9", "drift"]),
+        (("figures", "--runs", "-1"), ["-1", "at least 1"]),
+        (("figures", "--runs", "many"), ["many", "whole number"]),
+        (("figures", "--updates", "0"), ["at least 2"]),
+        (("figures", "3", "--out", "/dev/null/folder"), ["/dev/null/folder", "Choose another"]),
+        (("nonsense",), ["nonsense"]),
+        ((), ["COMMAND"]),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, words):
+    assert_one_clear_line(vsgd(*arguments), *words)
+
+
+@pytest.mark.parametrize("broken", ["npz", "json"])
+def test_a_corrupt_results_file_is_named(tmp_path, broken):
+    vsgd("figures", 3, *QUICK, "--out", tmp_path)
+    (stored,) = tmp_path.glob(f"results/figure-3/*.{broken}")
+    stored.write_bytes(stored.read_bytes()[:40])
+    assert_one_clear_line(vsgd("figures", 3, *QUICK, "--out", tmp_path), "corrupt", "arrows.npz", "Delete")
+
+
+def test_interrupted_work_is_resumed(tmp_path):
+    command = [sys.executable, "-m", "vsgd", "figures", "6", "--runs", "100", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    folder = tmp_path / "results" / "figure-6"
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("*.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "goes on from there" in errors
+    kept = {file: file.stat().st_mtime_ns for file in folder.glob("*.json")}
+    assert 3 <= len(kept) < 36
+    assert not (tmp_path / "index.html").exists()
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
+    assert len(list(folder.glob("*.json"))) == 36
+    assert all(file.stat().st_mtime_ns == written for file, written in kept.items())
+
+
+def test_version():
+    assert vsgd("--version").stdout.startswith("vsgd 0.")

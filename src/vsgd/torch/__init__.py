@@ -1,0 +1,1 @@
+"""vSGD for PyTorch."""

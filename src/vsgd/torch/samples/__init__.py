@@ -1,0 +1,15 @@
+"""Sums over the samples of a minibatch, per coordinate, without the samples' gradients ever being written out.
+
+A `Recorder` watches what the parameters of a model take part in, twice: at the parameters and at the shifted ones.
+The gradient of one sample is a product of small factors that backpropagation computes anyway (the input of a layer
+and the gradient of its output), and the sums of its square and of its change follow from those factors.
+
+A result is right or an error is raised. The one thing that cannot be seen is a loss that mixes samples, such as a
+contrastive one: there "the gradient of sample j" means the part that flows through the activations of sample j.
+"""
+
+from vsgd.torch.samples.errors import SampleError
+from vsgd.torch.samples.recorder import Recorder, Recording
+from vsgd.torch.samples.sums import RowSums, SampleSums
+
+__all__ = ["Recorder", "Recording", "RowSums", "SampleError", "SampleSums"]

@@ -1,0 +1,230 @@
+"""Which function leaves the gradients of its parameters behind in which form.
+
+Functions, not modules: a module of any kind is covered if its parameters go into these, and a tied weight is simply
+a parameter that goes into two of them. Each handler has the signature of the function that it stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vsgd.torch.samples.conv import Size, unfolder
+from vsgd.torch.samples.embedding import bags, is_counting, tokens
+from vsgd.torch.samples.errors import SampleError
+from vsgd.torch.samples.norm import normed_by, per_channel, trailing
+from vsgd.torch.samples.sums import sum_dtype
+from vsgd.torch.samples.terms import Explicit, Outer, Term
+
+Layout = Callable[[Tensor], Tensor]
+"""Brings the axis of the samples to the front."""
+
+Build = Callable[[Tensor], Term]
+"""Makes a term of the gradient of the function's output."""
+
+
+class Capture(NamedTuple):
+    """What to keep of one function call."""
+
+    samples: int
+    builders: list[tuple[Tensor | None, Build]]
+    """The parameters, some of which may be missing, and how their terms come about."""
+
+
+def linear(layout: Layout, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Capture:
+    if input.dim() < 2:
+        raise no_samples("linear", input)
+    x = layout(input.detach())
+    count, positions = x.shape[0], math.prod(x.shape[1:-1])
+
+    def of_weight(grad: Tensor) -> Term:
+        inputs = precise(x, weight).reshape(count, 1, positions, x.shape[-1])
+        grads = precise(layout(grad), weight).reshape(count, 1, positions, grad.shape[-1])
+        return Outer(inputs, grads.transpose(2, 3))
+
+    return Capture(
+        count, [(weight, of_weight), (bias, lambda grad: Explicit(trailing(precise(layout(grad), weight), 1)))]
+    )
+
+
+def convolution(
+    layout: Layout,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size | str = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Capture:
+    if input.dim() < weight.dim():
+        raise no_samples("a convolution", input)
+    x = input.detach()
+
+    def of_weight(grad: Tensor) -> Term:
+        grads = precise(grad, weight).flatten(2).unflatten(1, (groups, -1))
+        return Outer(precise(x, weight), grads, unfolder(weight, stride, padding, dilation, groups))
+
+    return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(per_channel(precise(grad, weight))))])
+
+
+def embedding(
+    layout: Layout,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Capture:
+    refuse_frequencies(scale_grad_by_freq)
+    if input.dim() < 1:
+        raise no_samples("embedding", input)
+    if is_counting(input):
+        raise SampleError(
+            "an embedding was given the positions 0, 1, 2, …, which all samples share, so their gradients arrive "
+            "already added up; give each sample its own: torch.arange(length).expand(batch, length)"
+        )
+    index = input.detach().long()
+    padding = None if padding_idx is None else padding_idx % len(weight)
+    return Capture(len(index), [(weight, lambda grad: tokens(index, precise(grad, weight), padding, sparse))])
+
+
+def embedding_bag(
+    layout: Layout,
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Capture:
+    refuse_frequencies(scale_grad_by_freq)
+    if mode == "max":
+        raise SampleError("embedding_bag with mode='max' is not supported; use mode='sum' or mode='mean'")
+    index = input.detach().long()
+    padding = None if padding_idx is None else padding_idx % len(weight)
+    weights = None if per_sample_weights is None else per_sample_weights.detach()
+
+    def of_weight(grad: Tensor) -> Term:
+        return bags(index, offsets, weights, precise(grad, weight), mode == "mean", padding, sparse)
+
+    count = len(input) if offsets is None else len(offsets) - include_last_offset
+    return Capture(count, [(weight, of_weight)])
+
+
+def layer_norm(
+    layout: Layout,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Capture:
+    shape = list(normalized_shape)
+    return trailing_norm(input, shape, weight, bias, lambda x: F.layer_norm(x, shape, eps=eps))
+
+
+def rms_norm(
+    layout: Layout,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Capture:
+    shape = list(normalized_shape)
+    return trailing_norm(input, shape, weight, None, lambda x: F.rms_norm(x, shape, eps=eps))
+
+
+def trailing_norm(
+    input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, normed: Callable[[Tensor], Tensor]
+) -> Capture:
+    """A norm whose parameters span the last axes."""
+    if input.dim() <= len(shape):
+        raise no_samples("a norm", input)
+    x, axes = input.detach(), len(shape)
+
+    def of_weight(grad: Tensor) -> Term:
+        return Explicit(trailing(precise(grad, weight) * normed(precise(x, weight)), axes))
+
+    return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(trailing(precise(grad, bias), axes)))])
+
+
+def group_norm(
+    layout: Layout,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Capture:
+    return channel_norm(input, weight, bias, lambda x: F.group_norm(x, num_groups, eps=eps))
+
+
+def batch_norm(
+    layout: Layout,
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Capture:
+    # statistics are copied as they may go on changing before the gradient arrives
+    mean, var = running_mean.detach().clone(), running_var.detach().clone()
+    return channel_norm(input, weight, bias, lambda x: normed_by(x, mean, var, eps))
+
+
+def channel_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, normed: Callable[[Tensor], Tensor]
+) -> Capture:
+    """A norm whose parameters span the channels."""
+    x = input.detach()
+
+    def of_weight(grad: Tensor) -> Term:
+        return Explicit(per_channel(precise(grad, weight) * normed(precise(x, weight))))
+
+    return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(per_channel(precise(grad, bias))))])
+
+
+def precise(captured: Tensor, param: Tensor | None) -> Tensor:
+    """In the precision that the parameter's sums are kept in."""
+    return captured if param is None else captured.to(sum_dtype(param.dtype))
+
+
+def no_samples(where: str, input: Tensor) -> SampleError:
+    return SampleError(
+        f"{where} was called with an input of shape {tuple(input.shape)}, which has no axis for the samples; "
+        "the first axis of every layer's input must be the batch"
+    )
+
+
+def refuse_frequencies(scale_grad_by_freq: bool) -> None:
+    if scale_grad_by_freq:
+        raise SampleError("scale_grad_by_freq=True makes a sample's gradient depend on the others; turn it off")
+
+
+HANDLERS: dict[Any, Callable[..., Capture]] = {
+    F.linear: linear,
+    F.conv1d: convolution,
+    F.conv2d: convolution,
+    F.embedding: embedding,
+    F.embedding_bag: embedding_bag,
+    F.layer_norm: layer_norm,
+    F.group_norm: group_norm,
+    F.batch_norm: batch_norm,
+}
+if hasattr(F, "rms_norm"):
+    HANDLERS[F.rms_norm] = rms_norm

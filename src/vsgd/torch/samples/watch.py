@@ -1,0 +1,213 @@
+"""Sees every function that a parameter goes into, and every module call around it."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vsgd.torch.samples.errors import SampleError
+from vsgd.torch.samples.layers import HANDLERS, Build, Layout
+from vsgd.torch.samples.replay import Call
+from vsgd.torch.samples.terms import Placed
+
+
+@dataclass(eq=False)
+class Use:
+    """One function call that some rows of a parameter went into; its term is there once the gradient has arrived."""
+
+    param: Tensor
+    lo: int
+    hi: int
+    build: Build | None
+    scopes: tuple[Call, ...]
+    placed: Placed | None = None
+
+    def receive(self, grad: Tensor) -> None:
+        if self.build is not None:
+            self.placed = Placed(self.lo, self.hi, self.build(grad.detach()))
+
+
+def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function without the check that would hand it over whole to a mode, instead of its parts."""
+    scope = {**function.__globals__, "has_torch_function": lambda _: False}
+    clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    clone.__kwdefaults__ = function.__kwdefaults__
+    return clone
+
+
+ATTENTION = unguarded(F.multi_head_attention_forward)
+ROW_VIEWS = {Tensor.chunk, Tensor.split, torch.chunk, torch.split}
+
+
+@dataclass
+class Seen:
+    """What a watch has gathered."""
+
+    uses: list[Use] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    count: int | None = None
+    counted_by: str = ""
+    signature: list[Any] = field(default_factory=list)
+    coarsest: float = 0.0
+    """The machine epsilon of the least precise gradient."""
+    started: bool = False
+    """Has a gradient arrived?"""
+
+    def release(self) -> None:
+        """Let go of everything captured; the graph of a loss that somebody keeps still leads here."""
+        for use in self.uses:
+            use.build, use.placed, use.scopes = None, None, ()
+        self.uses, self.calls = [], []
+
+
+class Watch(TorchFunctionMode):
+    """Notes the uses of the given parameters as long as it is active."""
+
+    def __init__(self, names: dict[Tensor, str], seen: Seen):
+        super().__init__()
+        self.names = names
+        self.seen = seen
+        self.stack: list[Call] = []
+        self.layout: Layout = samples_first
+        self.tracked: dict[int, tuple[Tensor, Tensor, int]] = {id(p): (p, p, 0) for p in names}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            return self.attend(args, kwargs)
+        if func is F.batch_norm and bound(F.batch_norm, args, kwargs)["training"]:
+            raise SampleError(
+                f"{self.where()} normalises over the batch, which mixes the samples; put it into eval mode, "
+                "or use GroupNorm or LayerNorm instead of BatchNorm"
+            )
+        result = func(*args, **kwargs)
+        used = [self.tracked[id(t)] for t in tensors((args, kwargs)) if id(t) in self.tracked]
+        if used and any(t.requires_grad for t in tensors(result)):
+            self.note(func, args, kwargs, result, used)
+        return result
+
+    def attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Attention is linear layers around a core without parameters; inside it, the samples are the second axis."""
+        query = args[0]
+        if query.dim() != 3:
+            raise SampleError(f"{self.where()} was called without a batch axis: its query is {tuple(query.shape)}")
+        samples, outer = query.shape[1], self.layout
+        # the output projection sees length and samples as one axis
+        self.layout = lambda t: t.reshape(-1, samples, t.shape[-1]).transpose(0, 1)
+        try:
+            with self:
+                return ATTENTION(*args, **kwargs)
+        finally:
+            self.layout = outer
+
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[Tensor, Tensor, int]]) -> None:
+        if self.seen.started:
+            raise SampleError(
+                "the model was called again after a backward pass; record one forward and one backward pass at a time"
+            )
+        if func in ROW_VIEWS and not kwargs.get("dim") and len(args) < 3:
+            self.track_rows(result, used[0])
+            return
+        handled: set[int] = set()
+        if func in HANDLERS and isinstance(result, Tensor):
+            capture = HANDLERS[func](self.layout, *args, **kwargs)
+            fresh = []
+            for tensor, build in capture.builders:
+                if tensor is not None and id(tensor) in self.tracked:
+                    _, param, lo = self.tracked[id(tensor)]
+                    fresh.append(Use(param, lo, lo + len(tensor), build, tuple(self.stack)))
+                    handled.add(id(tensor))
+            self.agree(capture.samples, self.names[used[0][1]])
+            self.seen.uses += fresh
+            self.seen.signature += [(self.names[use.param], tuple(result.shape)) for use in fresh]
+            self.listen(result, fresh)
+        for tensor, param, _ in used:
+            if id(tensor) not in handled:
+                self.leave_to_module(param, func)
+
+    def track_rows(self, views: Any, source: tuple[Tensor, Tensor, int]) -> None:
+        _, param, start = source
+        for view in views:
+            self.tracked[id(view)] = (view, param, start)
+            start += len(view)
+
+    def agree(self, count: int, name: str) -> None:
+        seen = self.seen
+        if seen.count is None:
+            seen.count, seen.counted_by = count, name
+        elif seen.count != count:
+            raise SampleError(
+                f"parameter {name!r} saw a batch of {count}, but {seen.counted_by!r} one of {seen.count}; the first "
+                "axis of every layer's input must be the same samples (batch_first=True where there is a choice), and "
+                "what all samples share, such as positions, must be expanded to the batch"
+            )
+
+    def listen(self, output: Tensor, uses: list[Use]) -> None:
+        def arrived(grad: Tensor) -> None:
+            if any(use.placed is not None for use in uses):
+                raise SampleError("backward ran twice through one forward pass; add the losses and call backward once")
+            self.seen.coarsest = max(self.seen.coarsest, torch.finfo(grad.dtype).eps)
+            for use in uses:
+                use.receive(grad)
+
+        output.register_hook(arrived)
+
+    def leave_to_module(self, param: Tensor, func: Any) -> None:
+        """No handler: the module call around it has to be replayed sample by sample."""
+        if not self.stack:
+            raise SampleError(
+                f"parameter {self.names[param]!r} goes into {getattr(func, '__name__', func)} outside any module call, "
+                "where samples cannot be told apart; use it inside a module's forward (a penalty on it is weight decay)"
+            )
+        self.stack[-1].params.add(param)
+
+    def enter(self, call: Call) -> None:
+        self.stack.append(call)
+        call.refuse_ambiguity()
+
+    def leave(self, output: Any) -> None:
+        """The innermost call has returned, without an output if it failed."""
+        call = self.stack.pop()
+        if call.params and output is not None:
+            call.finish(output)
+            self.seen.calls.append(call)
+            self.seen.signature.append((call.name, tuple(tuple(t.shape) for t in tensors(output))))
+
+    def where(self) -> str:
+        return (
+            f"module {self.stack[-1].name!r} ({type(self.stack[-1].module).__name__})" if self.stack else "the closure"
+        )
+
+
+def samples_first(tensor: Tensor) -> Tensor:
+    """The usual layout."""
+    return tensor
+
+
+def bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    arguments = inspect.signature(function).bind(*args, **kwargs)
+    arguments.apply_defaults()
+    return arguments.arguments
+
+
+def tensors(nested: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dictionaries."""
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, (tuple, list)):
+        for item in nested:
+            yield from tensors(item)
+    elif isinstance(nested, dict):
+        for item in nested.values():
+            yield from tensors(item)

@@ -1,0 +1,135 @@
+"""Tables: only rows that were looked up, each with its own count."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from expansion import assert_sums_match, by_loop, shift, sums_of  # noqa: E402
+from torch import nn  # noqa: E402
+
+from vsgd.torch.samples import Recorder, RowSums, SampleError  # noqa: E402
+
+INDEX = torch.tensor([[1, 1, 4], [4, 0, 0], [2, 1, 4], [0, 0, 0]])
+TOUCHED_BY = [2, 2, 1, 0, 3, 0]
+
+
+def weigh(out, y):
+    """A loss that is not linear in the rows, so that the gradients change with them."""
+    return F.mse_loss(out.sin(), y)
+
+
+def target(model, x):
+    torch.manual_seed(5)
+    with torch.no_grad():
+        return torch.randn_like(model(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"padding_idx": -2}, {"max_norm": 1e3}], ids=str)
+def test_embedding(options):
+    model = nn.Embedding(6, 3, dtype=torch.float64, **options)
+    sums = assert_sums_match(Recorder(model), model, weigh, INDEX, target(model, INDEX))
+    expected = list(TOUCHED_BY)
+    if "padding_idx" in options:
+        expected[options["padding_idx"]] = 0
+    assert sums[model.weight].count.flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 0}], ids=str)
+def test_bag(mode, options):
+    model = nn.EmbeddingBag(6, 3, mode=mode, dtype=torch.float64, **options)
+    index = INDEX[:3] if options else INDEX
+    sums = assert_sums_match(Recorder(model), model, weigh, index, target(model, index))
+    assert sums[model.weight].count.shape == (6, 1)
+
+
+class Ragged(nn.Module):
+    """Bags of different sizes, one of them empty, cut out of one list."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(6, 3, mode="sum", dtype=torch.float64, include_last_offset=last)
+        self.last = last
+
+    def forward(self, index, shares, sizes):
+        offsets = F.pad(sizes.cumsum(0), (1, 0))
+        return self.bag(index, offsets if self.last else offsets[:-1], per_sample_weights=shares)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_ragged_bags_with_weights(last):
+    torch.manual_seed(0)
+    model, sizes = Ragged(last), torch.tensor([2, 0, 3, 1])
+    index, shares = torch.tensor([1, 1, 4, 1, 2, 4]), torch.randn(6, dtype=torch.float64)
+    y = torch.randn(4, 3, dtype=torch.float64)
+    recorder = Recorder(model)
+    with recorder.record() as here:
+        weigh(model(index, shares, sizes), y).backward()
+    assert here.count == 4
+    found = recorder.sums(here)[model.bag.weight]
+    expected, starts = torch.zeros(6, 3, dtype=torch.float64), F.pad(sizes.cumsum(0), (1, 0)).tolist()
+    for j in range(4):
+        own = slice(starts[j], starts[j + 1])
+        value = weigh(model(index[own], shares[own], sizes[j : j + 1]), y[j : j + 1])
+        expected += torch.autograd.grad(value, model.bag.weight)[0].square()
+    torch.testing.assert_close(found.grad_sq, expected)
+    assert found.count.flatten().tolist() == [0, 2, 1, 0, 2, 0]
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_tables_return_their_touched_rows(layer):
+    model = layer(6, 3, sparse=True, dtype=torch.float64)
+    y, recorder = target(model, INDEX), Recorder(model)
+    with recorder.record() as here:
+        weigh(model(INDEX), y).backward()
+    first = by_loop(model.requires_grad_(), weigh, INDEX, y)
+    shift(model)
+    with recorder.record() as there:
+        weigh(model(INDEX), y).backward()
+    dense = {name: torch.stack([row.to_dense() for row in grads]) for name, grads in first.items()}
+    second = by_loop(model, weigh, INDEX, y)
+    expected = sums_of(dense, {name: torch.stack([r.to_dense() for r in grads]) for name, grads in second.items()})
+    found = recorder.sums(here, there)[model.weight]
+    assert isinstance(found, RowSums)
+    assert found.rows.tolist() == [0, 1, 2, 4]
+    assert found.sums.count.flatten().tolist() == [TOUCHED_BY[row] for row in found.rows]
+    for got, want in zip(found.sums[:3], expected["weight"], strict=True):
+        torch.testing.assert_close(got, want[found.rows])
+
+
+class TwoTables(nn.Module):
+    """One table looked up in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(6, 3, dtype=torch.float64)
+
+    def forward(self, index):
+        return self.table(index).sin() * self.table(index.flip(1) % 3)
+
+
+def test_one_table_looked_up_twice():
+    model = TwoTables()
+    sums = assert_sums_match(Recorder(model), model, weigh, INDEX, target(model, INDEX))
+    pairs = {(j, int(row)) for j, rows in enumerate(torch.cat([INDEX, INDEX % 3], 1)) for row in rows}
+    expected = [sum((j, row) in pairs for j in range(4)) for row in range(6)]
+    assert sums[model.table.weight].count.flatten().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "index", "words"),
+    [
+        (nn.Embedding(6, 3), torch.arange(4), "expand"),
+        (nn.Embedding(6, 3), torch.tensor(2), "axis for the samples"),
+        (nn.Embedding(6, 3, scale_grad_by_freq=True), INDEX, "scale_grad_by_freq"),
+        (nn.EmbeddingBag(6, 3, mode="max"), INDEX, "mode='max'"),
+    ],
+    ids=["positions", "scalar", "frequency", "max"],
+)
+def test_lookups_that_mix_samples_are_refused(model, index, words):
+    recorder = Recorder(model)
+    with pytest.raises(SampleError, match=words), recorder.record():
+        model(index).sum().backward()

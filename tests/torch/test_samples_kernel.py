@@ -1,0 +1,61 @@
+"""The compiled loop equals the written-out differences."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from vsgd.torch.samples.differences import DEPTH, WIDTH, summed_differences  # noqa: E402
+
+
+def factors(samples, rows, columns, dtype, zeros=0.5):
+    torch.manual_seed(samples + rows + columns)
+    made = [torch.randn(samples, size, dtype=dtype) for size in (columns, rows, columns, rows)]
+    for k in (1, 3):  # as behind a rectifier
+        made[k] = made[k] * (torch.rand(samples, rows) > zeros)
+    return made
+
+
+def written_out(a, b, a2, b2):
+    difference = torch.einsum("no,ni->noi", b, a) - torch.einsum("no,ni->noi", b2, a2)
+    return difference.abs().sum(0), difference.square().sum(0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(samples=st.integers(1, 3 * DEPTH), rows=st.integers(1, 7), columns=st.integers(1, WIDTH + 20))
+def test_any_shape(samples, rows, columns):
+    made = factors(samples, rows, columns, torch.float64)
+    for got, want in zip(summed_differences(*made), written_out(*made), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_float32_stays_float32_and_is_accurate_for_close_points(threads):
+    a, b, _, _ = factors(130, 33, 2 * WIDTH + 1, torch.float32)
+    made = [a, b, a * (1 + 1e-4), b * (1 - 3e-4)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = summed_differences(*made)
+    finally:
+        torch.set_num_threads(before)
+    for got, want in zip(found, written_out(*(part.double() for part in made)), strict=True):
+        assert got.dtype == torch.float32
+        # three products of squares would be off by more than the whole result here
+        torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=0)
+
+
+def test_strided_arguments():
+    made = [part[::2, ::3] for part in factors(40, 30, 60, torch.float64)]
+    for got, want in zip(summed_differences(*made), written_out(*made), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_not_a_number_is_kept():
+    a, b, a2, b2 = factors(8, 4, 5, torch.float64, zeros=0)
+    b[3, 2] = float("nan")
+    assert summed_differences(a, b, a2, b2)[0].isnan().any(1).tolist() == [False, False, True, False]

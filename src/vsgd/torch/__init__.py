@@ -1,1 +1,6 @@
-"""vSGD for PyTorch."""
+"""PyTorch: an optimizer with no learning rate to choose."""
+
+from vsgd.torch.diagnostics import Diagnosis, TensorBoard, plot
+from vsgd.torch.optimizer import VSGD
+
+__all__ = ["VSGD", "Diagnosis", "TensorBoard", "plot"]

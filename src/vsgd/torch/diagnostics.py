@@ -1,0 +1,153 @@
+"""What the optimizer has found out: rates, memory and noise of each tensor, and the batch size worth using."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.options import Options
+from vsgd.rule import Moments, rate, variance
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vsgd.torch.optimizer import VSGD
+
+MOST = 1_000_000
+"""Quantiles of larger tensors are taken from so many of their coordinates, evenly spread."""
+
+
+class Quantiles(NamedTuple):
+    low: float
+    """Five in a hundred coordinates are below."""
+    median: float
+    high: float
+    """Five in a hundred are above."""
+
+
+class TensorInfo(NamedTuple):
+    name: str
+    coordinates: int
+    """Those that have seen enough samples to learn."""
+    rate: Quantiles
+    memory: Quantiles
+    signal_to_noise: Quantiles
+    """ḡ² / σ² of a single sample."""
+    outliers: float
+    """The share of coordinates that found the last minibatch unusual."""
+
+
+class Diagnosis(NamedTuple):
+    tensors: list[TensorInfo]
+    noise_scale: float
+    """Σσ² / Σḡ²: about the number of samples at which a batch is as much signal as noise."""
+    samples_per_step: float
+    skipped: int
+    """Steps left out because something was not finite."""
+
+    @property
+    def batch_worth_using(self) -> float:
+        """How many times the present batch: larger ones mostly repeat themselves, smaller ones are mostly noise."""
+        return self.noise_scale / self.samples_per_step
+
+    def __str__(self) -> str:
+        titles = ("rate: 5 %", "median", "95 %", "memory", "signal/noise", "outliers")
+        lines = [
+            f"{t.name:<28}{t.rate.low:>13.2g}{t.rate.median:>13.2g}{t.rate.high:>13.2g}{t.memory.median:>13.1f}"
+            f"{t.signal_to_noise.median:>13.2g}{t.outliers:>13.1%}"
+            for t in self.tensors
+        ]
+        head = f"{'tensor':<28}" + "".join(f"{title:>13}" for title in titles)
+        tail = f"noise scale {self.noise_scale:.3g} samples, {self.batch_worth_using:.3g} times the present batch"
+        return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
+
+
+def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor], counts: dict[Tensor, float]) -> Diagnosis:
+    """Read all of it off the optimizer's state; nothing is computed for this during training."""
+    tensors, noise, signal = [], 0.0, 0.0
+    for number, group in enumerate(opt.param_groups):
+        options = Options(**group["options"])
+        for index, parameter in enumerate(group["params"]):
+            state = opt.state.get(parameter)
+            if not state:
+                continue
+            name = group["param_names"][index] if "param_names" in group else f"group {number}, parameter {index}"
+            count = counts.get(parameter, 1.0)
+            ready = state["seen"] >= options.bootstrap
+            mean = Moments(*(_rows(state[field], ready) for field in Moments._fields))
+            memory = _rows(state["memory"], ready)
+            sigma_sq = variance(mean.grad, mean.grad_sq)
+            noise += float(sigma_sq.sum())
+            signal += float((mean.grad**2).sum())
+            tensors.append(
+                TensorInfo(
+                    name=name,
+                    coordinates=memory.numel(),
+                    rate=_quantiles(rate(mean, count, options) * group["lr"]),
+                    memory=_quantiles(memory),
+                    signal_to_noise=_quantiles(mean.grad**2 / (sigma_sq + options.epsilon)),
+                    outliers=float(outliers.get(parameter, torch.tensor(0))) / max(1, memory.numel()),
+                )
+            )
+    return Diagnosis(
+        tensors=tensors,
+        noise_scale=noise / signal if signal > 0 else math.inf,
+        samples_per_step=max(counts.values(), default=1.0),
+        skipped=opt.param_groups[0]["skipped"],
+    )
+
+
+def _rows(tensor: Tensor, ready: Tensor) -> Tensor:
+    return tensor.reshape(len(ready), -1)[ready]
+
+
+def _quantiles(values: Tensor) -> Quantiles:
+    values = values.flatten()
+    if not len(values):
+        return Quantiles(math.nan, math.nan, math.nan)
+    values = values[:: math.ceil(len(values) / MOST)].double()
+    return Quantiles(*torch.quantile(values, values.new_tensor([0.05, 0.5, 0.95])).tolist())
+
+
+class TensorBoard:
+    """Writes the diagnosis to a `SummaryWriter` now and then:
+
+    opt.register_step_post_hook(TensorBoard(SummaryWriter(), every=100))
+    """
+
+    def __init__(self, writer: Any, every: int = 100):
+        self._writer, self._every, self._steps = writer, every, 0
+
+    def __call__(self, opt: VSGD, arguments: Any = (), keywords: Any = None) -> None:
+        self._steps += 1
+        if self._steps % self._every:
+            return
+        diagnosis = opt.info()
+        self._writer.add_scalar("vsgd/noise_scale", diagnosis.noise_scale, self._steps)
+        self._writer.add_scalar("vsgd/skipped", diagnosis.skipped, self._steps)
+        for tensor in diagnosis.tensors:
+            for what in ("rate", "memory", "signal_to_noise"):
+                self._writer.add_scalar(f"vsgd/{what}/{tensor.name}", getattr(tensor, what).median, self._steps)
+            self._writer.add_scalar(f"vsgd/outliers/{tensor.name}", tensor.outliers, self._steps)
+
+
+def plot(diagnosis: Diagnosis) -> Figure:
+    """Rates, memory and signal-to-noise of every tensor: the median, and the span of nine coordinates in ten."""
+    from matplotlib.figure import Figure
+
+    shown = [tensor for tensor in diagnosis.tensors if tensor.coordinates]
+    figure = Figure(figsize=(11, 1.2 + 0.32 * len(shown)), layout="constrained")
+    places = range(len(shown))
+    columns = {"rate": "learning rate", "memory": "memory τ, in samples", "signal_to_noise": "signal / noise"}
+    for axis, (field, title) in zip(figure.subplots(1, 3, sharey=True), columns.items(), strict=True):
+        quantiles = [getattr(tensor, field) for tensor in shown]
+        axis.hlines(places, [max(q.low, 1e-12) for q in quantiles], [q.high for q in quantiles], color="#9db8d6", lw=6)
+        axis.plot([q.median for q in quantiles], places, "o", color="#2563a8")
+        axis.set(xscale="log", title=title)
+        axis.grid(alpha=0.25)
+    figure.axes[0].set_yticks(list(places), [tensor.name for tensor in shown])
+    figure.axes[0].invert_yaxis()
+    return figure

@@ -1,0 +1,128 @@
+"""Where an update runs: compiled loops over CPU memory, whole tensors elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vsgd.kernels import compiled
+from vsgd.options import Options
+from vsgd.probe import shift
+from vsgd.torch.update import READERS, Scale, Slots, advance, keep, load, shift_loop, update_loop
+
+PIECE = 1 << 16
+"""Coordinates below which a second thread is not worth waking."""
+
+
+def shift_tensor(theta: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options) -> Tensor:
+    """Add δ to `theta`, rows × columns, in place. Returns what it was."""
+    saved = torch.empty_like(theta)
+    if theta.is_cpu:
+        _in_pieces(compiled(shift_loop), (), (theta, saved, grad, slots), count, (_typed(options, theta),))
+    else:
+        _tensor_function(shift_whole)(theta, saved, grad, slots, count, options)
+    return saved
+
+
+def update_tensor(
+    source: Any, theta: Tensor, saved: Tensor | None, slots: Slots, count: Tensor, scale: Scale, options: Options
+) -> Tensor:
+    """`vsgd.torch.update.advance` for all of `theta`, in place. Returns how many coordinates were outliers."""
+    read = READERS[type(source)]
+    outliers: Tensor
+    if theta.is_cpu:
+        constants = (_typed(scale, theta), _typed(options, theta))
+        arrays = (source, theta, saved, slots)
+        outliers = torch.tensor(sum(_in_pieces(compiled(update_loop), (compiled(read),), arrays, count, constants)))
+    else:
+        tensors = Scale(*(torch.as_tensor(value, dtype=theta.dtype, device=theta.device) for value in scale))
+        outliers = _tensor_function(update_whole)(read, source, theta, saved, slots, count, tensors, options)
+    slots.seen.add_(count)
+    return outliers
+
+
+def shift_whole(theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options) -> None:
+    """`shift_loop` without the loop."""
+    saved.copy_(theta)
+    theta += shift(load(slots, ..., slots.seen[:, None]), grad, count[:, None], options)
+
+
+def update_whole(
+    read: Any,
+    source: Any,
+    theta: Tensor,
+    saved: Tensor | None,
+    slots: Slots,
+    count: Tensor,
+    scale: Scale,
+    options: Options,
+) -> Tensor:
+    """`update_loop` without the loop."""
+    origin = theta if saved is None else saved
+    evidence, direction = read(source, ...)
+    state = load(slots, ..., slots.seen[:, None])
+    new, state, outlier = advance(origin, theta - origin, state, evidence, direction, count[:, None], scale, options)
+    theta.copy_(new)
+    keep(slots, ..., state)
+    return torch.sum(outlier)
+
+
+@functools.cache
+def _tensor_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled by torch, once for all shapes: counts and scales come as tensors, so no step compiles anew."""
+    return torch.compile(function, dynamic=True)
+
+
+def _typed(values: Any, like: Tensor) -> Any:
+    """The same numbers in the tensor's precision, so that float32 loops stay in float32."""
+    number = np.float64 if like.dtype == torch.float64 else np.float32
+    return type(values)(*(value if isinstance(value, bool) else number(value) for value in values))
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
+
+
+def _in_pieces(
+    loop: Callable[..., Any],
+    leading: tuple[Any, ...],
+    arrays: tuple[Any, ...],
+    count: Tensor,
+    constants: tuple[Any, ...],
+) -> list[Any]:
+    """Run a compiled loop on all rows and columns, cut for torch's number of threads."""
+    rows, columns = next(array for array in arrays if isinstance(array, Tensor)).shape
+    views, counts = _each(lambda tensor: tensor.detach().numpy(), arrays), count.numpy()
+    threads = min(torch.get_num_threads(), max(1, rows * columns // PIECE))
+    if threads == 1:
+        return [loop(*leading, *views, counts, *constants)]
+
+    def piece(at: tuple[slice, slice]) -> Any:
+        cut = _each(lambda array: array[at[: array.ndim]], views)
+        return loop(*leading, *cut, counts[at[0]], *constants)
+
+    return list(_pool(threads).map(piece, _pieces(rows, columns, threads)))
+
+
+def _pieces(rows: int, columns: int, threads: int) -> Iterator[tuple[slice, slice]]:
+    """Rows are shared out, or the columns of a single one; either way the pieces are contiguous."""
+    by_rows = rows > 1
+    edges = np.linspace(0, rows if by_rows else columns, threads + 1).astype(int)
+    for start, stop in itertools.pairwise(edges):
+        yield (slice(start, stop), slice(None)) if by_rows else (slice(None), slice(start, stop))
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply to the tensors or arrays nested in tuples."""
+    if isinstance(value, tuple):
+        parts = [_each(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return function(value) if isinstance(value, Tensor | np.ndarray) else value

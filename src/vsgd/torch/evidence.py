@@ -1,0 +1,103 @@
+"""What gradients say about each parameter, for the kinds of sample that there are.
+
+A sample is a minibatch, one of several micro-batches, or a single row. Each kind ends in the same thing: averages over
+`count` samples of the gradient, its square, and its difference to the gradient at θ + δ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.torch.samples import RowSums, SampleSums
+from vsgd.torch.update import Averages, Gradient, GradientPair
+from vsgd.torch.window import precision
+
+
+class Grad(NamedTuple):
+    """A gradient as rows × columns; `rows` says which ones if it is sparse."""
+
+    values: Tensor
+    rows: Tensor | None
+
+
+class Observed(NamedTuple):
+    """The evidence for one parameter."""
+
+    source: Any
+    """One of the kinds that `vsgd.torch.update` reads."""
+    counts: Tensor
+    """Samples, one number a row."""
+    rows: Tensor | None
+
+
+def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
+    if not grad.is_sparse:
+        return Grad(grad.detach().to(precision(parameter)).contiguous().view(1, -1), None)
+    grad = grad.coalesce()
+    if grad.sparse_dim() != 1:
+        raise ValueError("a sparse gradient must be sparse in its first axis only, as that of an embedding is")
+    rows = grad.indices()[0]
+    return Grad(grad.values().to(precision(parameter)).reshape(len(rows), -1), rows)
+
+
+def all_finite(loss: Tensor, grads: Iterable[Grad]) -> bool:
+    """One look at everything, so that a GPU is waited for once."""
+    norms = torch._foreach_norm([grad.values for grad in grads if grad.values.numel()], float("inf"))
+    return bool(torch.isfinite(torch.stack([loss.detach().float(), *(norm.float() for norm in norms)])).all())
+
+
+def of_minibatches(grads: list[Grad], shifted: list[Grad] | None) -> Observed:
+    """Each minibatch as one sample."""
+    for before, after in zip(grads, shifted or [], strict=False):
+        if before.rows is not None and not (after.rows is not None and torch.equal(before.rows, after.rows)):
+            raise RuntimeError("the closure touched other rows when called again; it must compute the same loss twice")
+    if len(grads) > 1:
+        return _averaged(grads, shifted)
+    (grad,) = grads
+    count = grad.values.new_ones(len(grad.values))
+    if shifted is None:
+        return Observed(Gradient(grad.values), count, grad.rows)
+    return Observed(GradientPair(grad.values, shifted[0].values), count, grad.rows)
+
+
+def _averaged(grads: list[Grad], shifted: list[Grad] | None) -> Observed:
+    """Averages over minibatches; of a sparse gradient, over those that touched the row."""
+    first = torch.cat([grad.values for grad in grads])
+    diff = torch.zeros_like(first) if shifted is None else first - torch.cat([grad.values for grad in shifted])
+    terms = Averages(grad=first, grad_sq=first * first, diff_abs=diff.abs(), diff_sq=diff * diff)
+    rows = [grad.rows for grad in grads if grad.rows is not None]
+    if not rows:
+        count = first.new_full((1,), len(grads))
+        return Observed(Averages(*(term.mean(0, keepdim=True) for term in terms)), count, None)
+    touched, place = torch.unique(torch.cat(rows), return_inverse=True)
+    count = torch.bincount(place, minlength=len(touched)).to(first.dtype)
+    sums = (term.new_zeros(len(touched), term.shape[1]).index_add_(0, place, term) for term in terms)
+    return Observed(Averages(*(total / count[:, None] for total in sums)), count, touched)
+
+
+def of_samples(grad: Grad, scale: float, sums: SampleSums | RowSums, samples: int, parameter: Tensor) -> Observed:
+    """Every row of the minibatch as a sample; `grad` times `scale` is the sum over them."""
+    rows = None
+    if isinstance(sums, RowSums):
+        rows, sums = sums
+    width = parameter.numel() if sums.count is None else parameter.shape[1:].numel()
+
+    def view(tensor: Tensor) -> Tensor:
+        return tensor.to(grad.values.dtype).contiguous().view(-1, width)
+
+    total = view(grad.values) * scale
+    count = total.new_full((1,), samples) if sums.count is None else sums.count.to(total.dtype).reshape(-1)
+    squares = view(sums.grad_sq)
+    differences = (torch.zeros_like(squares) if part is None else view(part) for part in (sums.diff_abs, sums.diff_sq))
+    divisor = count.clamp(min=1)[:, None]
+    return Observed(Averages(*(term / divisor for term in (total, squares, *differences))), count, rows)
+
+
+def fitted(evidence: Observed, shape: torch.Size) -> tuple[Any, Tensor]:
+    """The evidence as so many rows and columns: of a table with dense gradients, all rows at once."""
+    source = type(evidence.source)(*(tensor.view(shape) for tensor in evidence.source))
+    return source, evidence.counts.expand(shape[0]).contiguous()

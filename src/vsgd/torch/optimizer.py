@@ -1,0 +1,337 @@
+"""`VSGD`, a `torch.optim.Optimizer` with no learning rate to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from vsgd.options import PAPER, Options
+from vsgd.torch.diagnostics import Diagnosis, diagnose
+from vsgd.torch.dispatch import shift_tensor, update_tensor
+from vsgd.torch.evidence import Grad, Observed, all_finite, as_rows, fitted, of_minibatches, of_samples
+from vsgd.torch.replay import Replay, living_normalisations
+from vsgd.torch.samples import Recorder
+from vsgd.torch.update import Scale
+from vsgd.torch.window import (
+    Window,
+    by_rows,
+    count_by_rows,
+    look_again,
+    new_state,
+    open_window,
+    put_back_state,
+    put_back_theta,
+)
+
+Closure = Callable[[], Any]
+
+PATIENCE = 10
+"""Steps in a row that may be skipped because something was not finite."""
+
+NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
+
+    def closure():
+        opt.zero_grad()
+        loss = ...
+        loss.backward()
+        return loss
+
+    opt.step(closure)"""
+
+
+class NotFinite(Exception):
+    """A loss or gradient was infinite or NaN."""
+
+    def __init__(self, loss: Tensor):
+        self.loss = loss
+
+
+class Evaluation(NamedTuple):
+    """What one call of a closure gave."""
+
+    loss: Tensor
+    grads: dict[Tensor, Grad]
+    recording: Any
+
+
+class Place(NamedTuple):
+    """Where a parameter was before it was shifted."""
+
+    window: Window
+    saved: Tensor
+
+
+class VSGD(Optimizer):
+    """Stochastic gradient descent whose rates set themselves, one for each coordinate (Schaul & LeCun 2013).
+
+    Args:
+        params: parameters or groups of them, as for any optimizer: the minibatch is then the sample. Or a model: every
+            row of the minibatch is then a sample, as in the paper.
+        lr: a factor on the rates, for those who want a schedule or groups that learn more slowly. Not needed.
+        weight_decay: pulls parameters towards zero with the rate of each; not part of the statistics.
+        options: constants of the rule; `vsgd.PAPER` unless told.
+        curvature_every: take the second gradient in every so many steps only.
+        maximize: climb instead of descend.
+        reduction: with a model, whether its loss is the "mean" or the "sum" over the rows.
+
+    `step(closure)` calls the closure once or twice, the second time with shifted parameters, the same random numbers
+    and running statistics left as they were. Gradients are cleared before each call. Afterwards the parameters are the
+    weights to evaluate and save; there is no mode to switch.
+    """
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        lr: float = 1.0,
+        weight_decay: float = 0.0,
+        *,
+        options: Options = PAPER,
+        curvature_every: int = 1,
+        maximize: bool = False,
+        reduction: Literal["mean", "sum"] = "mean",
+    ):
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction is {reduction!r}, it must be 'mean' or 'sum'")
+        self._recorder = Recorder(params) if isinstance(params, nn.Module) else None
+        self._reduction = reduction
+        self._outliers: dict[Tensor, Tensor] = {}
+        self._counts: dict[Tensor, float] = {}
+        self._normalisations: Iterable[Any] | None = None
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "options": options,
+            "curvature_every": curvature_every,
+            "maximize": maximize,
+            "steps": 0,
+            "skipped": 0,
+            "skipped_in_a_row": 0,
+        }
+        super().__init__(params.named_parameters() if isinstance(params, nn.Module) else params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        group = {**self.defaults, **param_group}
+        for name, least in (("lr", 0), ("weight_decay", 0), ("curvature_every", 1)):
+            if not group[name] >= least:
+                raise ValueError(f"{name} is {group[name]}, it must be at least {least}")
+        if isinstance(group["options"], Options):
+            # a plain dict, so that checkpoints hold nothing but numbers and tensors
+            group["options"] = group["options"]._asdict()
+        super().add_param_group(group)
+        self._normalisations = None  # there may be new layers
+        for parameter in self.param_groups[-1]["params"]:
+            if not parameter.is_floating_point():
+                self.param_groups.pop()
+                raise TypeError(
+                    f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two"
+                )
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Closure | Sequence[Closure] | None = None, *, scaler: Any = None) -> Any:
+        """Evaluate the closure, learn from it, and move the parameters.
+
+        Args:
+            closure: clears gradients, computes the loss, calls backward and returns the loss. A list of closures is a
+                list of micro-batches: each is a sample, and the step goes along their mean gradient.
+            scaler: the `torch.amp.GradScaler` by which the closure multiplies its loss before it calls backward. The
+                optimizer unscales; call `scaler.update()` afterwards as usual.
+
+        Returns:
+            The loss as it was before the step; with micro-batches, their mean.
+        """
+        closures = _checked_closures(closure)
+        if self._recorder is not None and len(closures) > 1:
+            raise TypeError("VSGD(model) takes every row as a sample; for micro-batches use VSGD(model.parameters())")
+        places: dict[Tensor, Place] = {}
+        try:
+            loss, observed = self._observe(closures, places, scaler)
+        except BaseException as error:
+            for parameter, place in places.items():
+                put_back_theta(place.window, parameter, place.saved)
+            if isinstance(error, NotFinite):
+                return self._skip(error.loss)
+            raise
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter in observed:
+                    self._update(parameter, group, observed[parameter], places.get(parameter))
+            group["steps"] += 1
+            group["skipped_in_a_row"] = 0
+        return loss
+
+    def _observe(
+        self, closures: list[Closure], places: dict[Tensor, Place], scaler: Any
+    ) -> tuple[Any, dict[Tensor, Observed]]:
+        """Gradients at θ and, if it is time, at θ + δ: `places` then says where each parameter was."""
+        if self._normalisations is None:
+            self._normalisations = living_normalisations()
+        replays = [Replay(self._devices(), self._normalisations) for _ in closures]
+        here = [self._evaluate(r.first, c, scaler) for r, c in zip(replays, closures, strict=True)]
+        raw = {parameter: parameter.grad for parameter in self._parameters()}
+        there: list[Evaluation] | None = None
+        if self._second_gradient_is_due():
+            options = {p: Options(**group["options"]) for group in self.param_groups for p in group["params"]}
+            for parameter, evidence in self._weigh(here, None, scaler, exact=self._is_cold()).items():
+                places[parameter] = self._shift(parameter, evidence, options[parameter])
+            there = [self._evaluate(r.again, c, scaler) for r, c in zip(replays, closures, strict=True)]
+        observed = self._weigh(here, there, scaler)
+        if scaler is not None:
+            scaler.unscale_(self)
+        for parameter, grad in raw.items():
+            parameter.grad = grad if grad is None or scaler is None else grad.div_(_scale_of(scaler))
+        loss = here[0].loss if len(here) == 1 else torch.stack([e.loss for e in here]).mean()
+        return loss, observed
+
+    def _evaluate(self, run: Callable[[Closure], Any], closure: Closure, scaler: Any) -> Evaluation:
+        """Run a closure, and see whether what it did makes sense."""
+        self.zero_grad()
+        with nullcontext() if self._recorder is None else self._recorder.record() as recording:
+            loss = run(closure)
+            _check_loss(loss)
+        grads = {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    values, rows = as_rows(parameter.grad, parameter)
+                    scale = _scale_of(scaler) * (-1 if group["maximize"] else 1)
+                    grads[parameter] = Grad(values if scale == 1 else values / scale, rows)
+        if not grads:
+            raise RuntimeError(
+                "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "
+                "given to VSGD"
+            )
+        if not all_finite(loss, grads.values()):
+            if scaler is not None:
+                scaler.unscale_(self)
+            raise NotFinite(loss)
+        return Evaluation(loss=loss.detach(), grads=grads, recording=recording)
+
+    def _weigh(
+        self, here: list[Evaluation], there: list[Evaluation] | None, scaler: Any, exact: bool = True
+    ) -> dict[Tensor, Observed]:
+        """What the evaluations say about each parameter that all of them reached.
+
+        Squares over single rows cost most of the time, and the shift needs them only while averages are being started.
+        """
+        evaluations = here + (there or [])
+        reached = [p for p in here[0].grads if all(p in evaluation.grads for evaluation in evaluations)]
+        if self._recorder is None or not exact:
+            return {
+                p: of_minibatches([e.grads[p] for e in here], None if there is None else [e.grads[p] for e in there])
+                for p in reached
+            }
+        first, second = here[0].recording, None if there is None else there[0].recording
+        sums = self._recorder.sums(first, second, self._reduction, _scale_of(scaler))
+        scale = first.count if self._reduction == "mean" else 1
+        return {p: of_samples(here[0].grads[p], scale, sums[p], first.count, p) for p in reached}
+
+    def _shift(self, parameter: Tensor, evidence: Observed, options: Options) -> Place:
+        """Move a parameter from θ to θ + δ."""
+        window = open_window(parameter, self._state(parameter, evidence, options), evidence.rows, options)
+        source, count = fitted(evidence, window.theta.shape)
+        saved = shift_tensor(window.theta, source.grad, window.slots, count, options)
+        put_back_theta(window, parameter, window.theta)
+        return Place(window, saved)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any], evidence: Observed, place: Place | None) -> None:
+        """Let the rule move a parameter, from where it was before any shift."""
+        options = Options(**group["options"])
+        state = self._state(parameter, evidence, options)
+        if place is None:
+            window, saved = open_window(parameter, state, evidence.rows, options), None
+        else:
+            window, saved = look_again(place.window, parameter), place.saved
+        source, count = fitted(evidence, window.theta.shape)
+        if place is None:
+            # averages that are just being started wait for a step that shows them the curvature too
+            count = count * (window.slots.seen >= options.bootstrap)
+        scale = Scale(lr=group["lr"], weight_decay=group["weight_decay"])
+        self._outliers[parameter] = update_tensor(source, window.theta, saved, window.slots, count, scale, options)
+        self._counts[parameter] = float(evidence.counts[0]) if len(evidence.counts) == 1 else 1.0
+        put_back_theta(window, parameter, window.theta)
+        put_back_state(window, state)
+
+    def _skip(self, loss: Tensor) -> Tensor:
+        """Leave a step out; too many in a row are an error."""
+        for group in self.param_groups:
+            group["skipped"] += 1
+            group["skipped_in_a_row"] += 1
+        if self.param_groups[0]["skipped_in_a_row"] >= PATIENCE:
+            raise FloatingPointError(
+                f"the loss or its gradient was infinite or NaN in {PATIENCE} steps in a row (loss {float(loss):g}); "
+                "nothing has been changed in them. Look at the data, or at the model's last layers."
+            )
+        return loss
+
+    def info(self) -> Diagnosis:
+        """Rates, memory and noise of every tensor, and the batch size worth using. `print` shows it as a table."""
+        return diagnose(self, self._outliers, self._counts)
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _devices(self) -> set[torch.device]:
+        return {parameter.device for parameter in self._parameters()}
+
+    def _state(self, parameter: Tensor, evidence: Observed, options: Options) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        apart = evidence.rows is not None or len(evidence.counts) > 1
+        if not state:
+            state.update(new_state(parameter, options, apart))
+        elif apart:
+            count_by_rows(state, parameter)
+        return state
+
+    def _is_cold(self) -> bool:
+        """Are averages still being started? Rare rows of a table may be so for ever, and are not asked."""
+        states = [(group, self.state[p]) for group in self.param_groups for p in group["params"] if self.state.get(p)]
+        dense = [(group, state) for group, state in states if not by_rows(state)]
+        return not states or any(float(state["seen"]) < group["options"]["bootstrap"] for group, state in dense)
+
+    def _second_gradient_is_due(self) -> bool:
+        return self._is_cold() or any(group["steps"] % group["curvature_every"] == 0 for group in self.param_groups)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up where `state_dict` left off, to the bit. A state of another model is refused and nothing changes."""
+        saved = [index for group in state_dict["param_groups"] for index in group["params"]]
+        own = self._parameters()
+        if len(saved) == len(own):
+            for parameter, index in zip(own, saved, strict=True):
+                memory = state_dict["state"].get(index, {}).get("memory")
+                if memory is not None and memory.shape != parameter.shape:
+                    raise ValueError(
+                        f"the state is of another model: parameter {index} has shape {tuple(parameter.shape)}, "
+                        f"its state {tuple(memory.shape)}. Nothing was loaded."
+                    )
+        super().load_state_dict(state_dict)
+        for parameter, index in zip(own, saved, strict=True):
+            # the base class rounds state to the parameter's precision
+            for name, value in state_dict["state"].get(index, {}).items():
+                self.state[parameter][name] = value.to(parameter.device, copy=True)
+
+
+def _checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
+    closures = list(closure) if isinstance(closure, Sequence) else [closure]
+    if not closures or not all(callable(each) for each in closures):
+        raise TypeError(NO_CLOSURE)
+    return closures  # type: ignore[return-value]
+
+
+def _scale_of(scaler: Any) -> float:
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor")
+    if loss.numel() != 1:
+        raise ValueError(f"the closure returned a loss of shape {tuple(loss.shape)}; take its mean or sum")

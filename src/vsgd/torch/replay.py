@@ -1,0 +1,58 @@
+"""Evaluating a closure a second time as if it were the first: same dropout masks, running statistics left alone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+
+def living_normalisations() -> weakref.WeakSet[_NormBase]:
+    """All layers with running statistics that there are.
+
+    An optimizer is given parameters, not modules, and hooks would not see inside compiled code. Looking through all
+    objects takes a fraction of a second, once.
+    """
+    return weakref.WeakSet(each for each in gc.get_objects() if issubclass(type(each), _NormBase))
+
+
+class Replay:
+    """One minibatch's evaluations: `first` runs the closure, `again` runs it on the same randomness."""
+
+    def __init__(self, devices: Iterable[torch.device], normalisations: Iterable[_NormBase]):
+        self._devices = [device for device in devices if device.type == "cuda"]
+        self._normalisations = normalisations
+        self._before: list[Tensor] = []
+        self._after: list[Tensor] = []
+
+    def first(self, closure: Callable[[], Any]) -> Any:
+        self._before = self._random_state()
+        with torch.enable_grad():
+            loss = closure()
+        self._after = self._random_state()
+        return loss
+
+    def again(self, closure: Callable[[], Any]) -> Any:
+        training = [layer for layer in self._normalisations if layer.training]
+        kept = [(buffer, buffer.clone()) for layer in training for buffer in layer.buffers()]
+        self._set_random_state(self._before)
+        try:
+            with torch.enable_grad():
+                return closure()
+        finally:
+            self._set_random_state(self._after)
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+    def _random_state(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+
+    def _set_random_state(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._devices, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,162 @@
+"""The update of one parameter tensor: the rule as the body of a fused loop over its coordinates.
+
+Tensors are seen as rows × columns, each row with its own count: a dense parameter is one long row, an embedding has a
+row for every entry that was touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vsgd.options import Options
+from vsgd.probe import shift
+from vsgd.rule import Array, Moments, State, step
+
+
+class Slots(NamedTuple):
+    """The rule's `State` as tensors: averages and memory like the parameter, samples seen one number a row."""
+
+    grad: Any
+    grad_sq: Any
+    curv: Any
+    curv_sq: Any
+    memory: Any
+    seen: Any
+
+
+class Gradient(NamedTuple):
+    """Evidence from one sample (a minibatch, say): its gradient alone."""
+
+    grad: Any
+
+
+class GradientPair(NamedTuple):
+    """Evidence from one sample: its gradients at θ and at θ + δ."""
+
+    grad: Any
+    shifted: Any
+
+
+class Averages(NamedTuple):
+    """Evidence from several samples: averages over them, the differences ∇_θ − ∇_{θ+δ} not yet over the shift."""
+
+    grad: Any
+    grad_sq: Any
+    diff_abs: Any
+    diff_sq: Any
+
+
+class Weighted(NamedTuple):
+    """The same when the step goes along another direction than the mean gradient."""
+
+    averages: Averages
+    direction: Any
+
+
+class Scale(NamedTuple):
+    """What the user may set for a group of parameters."""
+
+    lr: Any
+    weight_decay: Any
+
+
+def advance(
+    theta: Array,
+    delta: Array,
+    state: State,
+    evidence: Averages,
+    direction: Array,
+    count: Array,
+    scale: Scale,
+    options: Options,
+) -> tuple[Array, State, Array]:
+    """One step of the rule, with a multiplier and weight decay. Plain arithmetic, like the rule itself.
+
+    Where δ vanished in the parameter's precision, or there was no second gradient, nothing is learned about the
+    curvature and its averages stay.
+    """
+    unknown = delta == 0
+    inverse = (delta != 0) / (abs(delta) + unknown)
+    batch = Moments(
+        grad=evidence.grad,
+        grad_sq=evidence.grad_sq,
+        curv=evidence.diff_abs * inverse + unknown * state.mean.curv,
+        curv_sq=evidence.diff_sq * inverse * inverse + unknown * state.mean.curv_sq,
+    )
+    _, state, info = step(theta, state, batch, count, options)
+    theta = theta - scale.lr * info.rate * (direction + scale.weight_decay * theta)
+    return theta, state, info.outlier
+
+
+def read_gradient(source: Gradient, at: Any) -> tuple[Averages, Array]:
+    g = source.grad[at]
+    return Averages(grad=g, grad_sq=g * g, diff_abs=g - g, diff_sq=g - g), g
+
+
+def read_pair(source: GradientPair, at: Any) -> tuple[Averages, Array]:
+    g = source.grad[at]
+    diff = g - source.shifted[at]
+    return Averages(grad=g, grad_sq=g * g, diff_abs=abs(diff), diff_sq=diff * diff), g
+
+
+def read_averages(source: Averages, at: Any) -> tuple[Averages, Array]:
+    g = source.grad[at]
+    return Averages(g, source.grad_sq[at], source.diff_abs[at], source.diff_sq[at]), g
+
+
+def read_weighted(source: Weighted, at: Any) -> tuple[Averages, Array]:
+    averages, _ = read_averages(source.averages, at)
+    return averages, source.direction[at]
+
+
+READERS: dict[type, Callable[..., tuple[Averages, Array]]] = {
+    Gradient: read_gradient,
+    GradientPair: read_pair,
+    Averages: read_averages,
+    Weighted: read_weighted,
+}
+
+
+def load(slots: Slots, at: Any, seen: Array) -> State:
+    mean = Moments(grad=slots.grad[at], grad_sq=slots.grad_sq[at], curv=slots.curv[at], curv_sq=slots.curv_sq[at])
+    return State(mean=mean, memory=slots.memory[at], seen=seen)
+
+
+def keep(slots: Slots, at: Any, state: State) -> None:
+    slots.grad[at] = state.mean.grad
+    slots.grad_sq[at] = state.mean.grad_sq
+    slots.curv[at] = state.mean.curv
+    slots.curv_sq[at] = state.mean.curv_sq
+    slots.memory[at] = state.memory
+
+
+def shift_loop(theta: Any, saved: Any, grad: Any, slots: Slots, count: Any, options: Options) -> None:
+    """Keep θ in `saved` and put θ + δ in its place. Compiled."""
+    for r in range(theta.shape[0]):
+        for c in range(theta.shape[1]):
+            saved[r, c] = theta[r, c]
+            theta[r, c] += shift(load(slots, (r, c), slots.seen[r]), grad[r, c], count[r], options)
+
+
+def update_loop(
+    read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, scale: Scale, options: Options
+) -> np.int32:
+    """`advance` every coordinate, from `saved` if there was a shift, and count the outliers. Compiled.
+
+    The counter is 32 bits wide, so that as many coordinates as possible go through the processor at once.
+    """
+    outliers = np.int32(0)
+    for r in range(theta.shape[0]):
+        for c in range(theta.shape[1]):
+            here = theta[r, c]
+            origin = here if saved is None else saved[r, c]
+            evidence, direction = read(source, (r, c))
+            state = load(slots, (r, c), slots.seen[r])
+            new, state, outlier = advance(origin, here - origin, state, evidence, direction, count[r], scale, options)
+            theta[r, c] = new
+            keep(slots, (r, c), state)
+            outliers = np.int32(outliers + np.int32(outlier))
+    return outliers

@@ -1,0 +1,105 @@
+"""What the optimizer tells about itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from vsgd.torch import VSGD, TensorBoard, plot  # noqa: E402
+
+SIGMA, DISTANCE = 3.0, 0.5
+
+
+class Constant(nn.Module):
+    """A model whose gradients have a known mean and noise: θ·x, with x ~ N(distance, σ²)."""
+
+    def __init__(self, width: int = 400):
+        super().__init__()
+        self.layer = nn.Linear(width, 1, bias=False)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def trained(make, rows: int = 8, steps: int = 400):
+    torch.manual_seed(0)
+    model = Constant()
+    opt = make(model)
+    for step in range(steps):
+        x = DISTANCE + SIGMA * torch.randn(rows, 400, generator=torch.Generator().manual_seed(step))
+
+        def closure(x=x):
+            opt.zero_grad()
+            loss = model(x).mean()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    return opt
+
+
+@pytest.mark.parametrize(
+    ("make", "per_sample"), [(lambda m: VSGD(m.parameters()), 8), (VSGD, 1)], ids=["minibatch", "samples"]
+)
+def test_the_noise_scale_is_that_of_the_data(make, per_sample):
+    """σ²/distance² samples; a minibatch of 8 as one sample has an eighth of the noise."""
+    diagnosis = trained(make).info()
+    assert diagnosis.noise_scale == pytest.approx(SIGMA**2 / DISTANCE**2 / per_sample, rel=0.25)
+    assert diagnosis.samples_per_step == 8 / per_sample
+    assert diagnosis.batch_worth_using == pytest.approx(SIGMA**2 / DISTANCE**2 / 8, rel=0.25)
+
+
+def test_a_line_for_every_tensor_that_learned():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    opt = VSGD(model.named_parameters())
+    assert opt.info().tensors == []
+    assert math.isinf(opt.info().noise_scale)
+    x = torch.randn(16, 4)
+
+    def closure():
+        opt.zero_grad()
+        loss = model(x).abs().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(20):
+        opt.step(closure)
+    diagnosis = opt.info()
+    assert [t.name for t in diagnosis.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    for tensor in diagnosis.tensors:
+        assert 0 <= tensor.rate.low <= tensor.rate.median <= tensor.rate.high
+        assert tensor.memory.low >= 1
+        assert 0 <= tensor.outliers <= 1
+    text = str(diagnosis)
+    assert len(text.splitlines()) == 6
+    assert "1.weight" in text
+    assert len(plot(diagnosis).axes) == 3
+
+
+def test_tensorboard(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    model = nn.Linear(3, 1)
+    opt = VSGD(model.named_parameters())
+    writer = tensorboard.SummaryWriter(str(tmp_path))
+    opt.register_step_post_hook(TensorBoard(writer, every=5))
+    x = torch.randn(8, 3)
+
+    def closure():
+        opt.zero_grad()
+        loss = model(x).abs().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(20):
+        opt.step(closure)
+    writer.close()
+    found = events.EventAccumulator(str(tmp_path)).Reload()
+    assert [e.step for e in found.Scalars("vsgd/rate/weight")] == [5, 10, 15, 20]
+    assert "vsgd/noise_scale" in found.Tags()["scalars"]

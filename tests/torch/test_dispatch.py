@@ -1,0 +1,96 @@
+"""The update in compiled loops, on one thread or several, and on whole tensors: the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from vsgd import PAPER  # noqa: E402
+from vsgd.torch import dispatch  # noqa: E402
+from vsgd.torch.dispatch import shift_tensor, shift_whole, update_tensor, update_whole  # noqa: E402
+from vsgd.torch.update import READERS, Averages, Gradient, GradientPair, Scale, Slots, Weighted  # noqa: E402
+
+SCALE = Scale(lr=0.5, weight_decay=0.01)
+
+
+def problem(rows: int, columns: int, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(rows)
+
+    def random():
+        return torch.randn(rows, columns, generator=generator, dtype=torch.float64).to(dtype)
+
+    seen = torch.full((rows,), 20.0, dtype=dtype)
+    seen[::3] = 4.0  # some rows are still being started
+    slots = Slots(random(), random() ** 2 + 1, random().abs(), random() ** 2 + 1, random().abs() + 1, seen)
+    counts = torch.arange(rows, dtype=dtype) % 3  # and some have no sample at all
+    averages = Averages(random(), random() ** 2 + 1, random().abs(), random() ** 2 + 1)
+    sources = [Gradient(random()), GradientPair(random(), random()), averages, Weighted(averages, random())]
+    return random(), slots, counts, sources
+
+
+def copied(slots: Slots) -> Slots:
+    return Slots(*(tensor.clone() for tensor in slots))
+
+
+@pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
+@pytest.mark.parametrize("shape", [(1, 7), (6, 5)])
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_whole_tensors_equal_the_loops(kind, shape, compiled):
+    theta, slots, counts, sources = problem(*shape)
+    counts = counts + 1 if shape[0] == 1 else counts
+    (source,) = (each for each in sources if type(each) is kind)
+    saved = None if kind is Gradient else theta - 0.1
+    looped, looped_slots = theta.clone(), copied(slots)
+    outliers = update_tensor(source, looped, saved, looped_slots, counts, SCALE, PAPER)
+
+    function = update_whole
+    if compiled:
+        function = torch.compile(update_whole, dynamic=True, fullgraph=True, backend="aot_eager")
+    whole, whole_slots = theta.clone(), copied(slots)
+    tensors = Scale(*(torch.tensor(value, dtype=theta.dtype) for value in SCALE))
+    got = function(READERS[kind], source, whole, saved, whole_slots, counts, tensors, PAPER)
+    whole_slots.seen.add_(counts)
+    torch.testing.assert_close((whole, whole_slots), (looped, looped_slots), rtol=1e-12, atol=1e-12)
+    assert got == outliers
+
+
+def test_shift_of_whole_tensors_equals_the_loop():
+    theta, slots, counts, (gradient, *_) = problem(6, 5)
+    looped = theta.clone()
+    saved = shift_tensor(looped, gradient.grad, slots, counts, PAPER)
+    assert torch.equal(saved, theta)
+    whole, kept = theta.clone(), torch.empty_like(theta)
+    shift_whole(whole, kept, gradient.grad, slots, counts, PAPER)
+    torch.testing.assert_close((whole, kept), (looped, saved))
+
+
+@pytest.mark.parametrize("shape", [(1, 1001), (37, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_threads_change_nothing(shape, dtype, monkeypatch):
+    monkeypatch.setattr(dispatch, "PIECE", 10)
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        theta, slots, counts, sources = problem(*shape, dtype)
+        update_tensor(sources[1], theta, theta - 0.1, slots, counts, SCALE, PAPER)
+        results.append((theta, slots))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_steps_do_not_compile_anew():
+    """Counts, samples seen and the multiplier change from step to step; none of them is part of the compiled code."""
+    torch._dynamo.reset()
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    function = torch.compile(update_whole, dynamic=True, backend=backend)
+    theta, slots, counts, sources = problem(4, 5)
+    for step in range(5):
+        scale = Scale(torch.tensor(1.0 / (step + 1)), torch.tensor(0.1 * step))
+        function(READERS[GradientPair], sources[1], theta, theta - 0.1, slots, counts + step, scale, PAPER)
+        slots.seen.add_(counts)
+    assert len(compilations) == 1

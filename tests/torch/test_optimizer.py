@@ -1,0 +1,343 @@
+"""The optimizer as its users meet it."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+from vsgd import PAPER  # noqa: E402
+from vsgd.torch import VSGD  # noqa: E402
+
+
+def make_model(dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def batch(step: int = 0, dtype=torch.float32, rows: int = 16):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(rows, 5, generator=generator)
+    return x.to(dtype), (x[:, :3].argmax(dim=1))
+
+
+def closure_for(model, opt, step: int = 0, dtype=torch.float32):
+    x, y = batch(step, dtype)
+
+    def closure():
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def train(model, opt, steps: range, dtype=torch.float32):
+    return [float(opt.step(closure_for(model, opt, step, dtype))) for step in steps]
+
+
+def snapshot(model, opt):
+    saved = copy.deepcopy(opt.state_dict())
+    for group in saved["param_groups"]:
+        group.pop("param_names", None)  # text, which the comparison below does not take
+    return copy.deepcopy(dict(model.state_dict())), saved
+
+
+def assert_same(first, second):
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+KINDS = {"minibatch": lambda m, **k: VSGD(m.parameters(), **k), "samples": lambda m, **k: VSGD(m, **k)}
+kinds = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+
+
+@kinds
+def test_learns(make):
+    model = make_model()
+    losses = train(model, make(model), range(300))
+    assert sum(losses[-20:]) / 20 < 0.6 * losses[0]
+
+
+@kinds
+@pytest.mark.parametrize("split", [1, 4, 30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_resumes_bit_for_bit(make, split, dtype):
+    """From a file that holds nothing but tensors and numbers; after 4 steps the averages are still being started."""
+    model = make_model(dtype)
+    opt = make(model, curvature_every=3)
+    train(model, opt, range(split), dtype)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, file)
+    train(model, opt, range(split, split + 25), dtype)
+
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    again = make_model(dtype)
+    again.load_state_dict(saved["model"])
+    resumed = make(again)
+    resumed.load_state_dict(saved["opt"])
+    train(again, resumed, range(split, split + 25), dtype)
+    assert_same(snapshot(again, resumed), snapshot(model, opt))
+
+
+def test_state_of_another_model_is_refused():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    train(model, opt, range(3))
+    before = snapshot(model, opt)
+    other = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3))
+    other_opt = VSGD(other.parameters())
+    train(other, other_opt, range(3))
+    with pytest.raises(ValueError, match="another model"):
+        opt.load_state_dict(other_opt.state_dict())
+    with pytest.raises(ValueError, match="group"):
+        opt.load_state_dict(VSGD(nn.Linear(2, 2).parameters()).state_dict())
+    assert_same(snapshot(model, opt), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_precisions(dtype):
+    model = make_model(dtype)
+    opt = VSGD(model.parameters())
+    losses = train(model, opt, range(200), dtype)
+    assert all(p.dtype == dtype for p in model.parameters())
+    assert sum(losses[-20:]) / 20 < 0.8 * losses[0]
+
+
+def test_memory_layout_does_not_matter():
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Conv2d(3, 4, 3).to(memory_format=layout).double()
+        opt = VSGD(model.parameters())
+        x = torch.randn(8, 3, 6, 6, dtype=torch.float64)
+
+        def closure(model=model, opt=opt, x=x):
+            opt.zero_grad()
+            loss = model(x).abs().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(30):
+            opt.step(closure)
+        results.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(*results)
+
+
+class TestGroups:
+    def test_each_has_its_multiplier_decay_and_options(self):
+        model = make_model()
+        groups = [
+            {"params": model[0].parameters(), "lr": 0.0},
+            {"params": model[2].parameters(), "weight_decay": 0.1, "options": PAPER._replace(epsilon=1e-4)},
+        ]
+        opt = VSGD(groups)
+        before = copy.deepcopy(model.state_dict())
+        train(model, opt, range(20))
+        assert torch.equal(model[0].weight, before["0.weight"])
+        assert not torch.equal(model[2].weight, before["2.weight"])
+        assert opt.param_groups[1]["options"]["epsilon"] == 1e-4
+        assert opt.param_groups[0]["options"]["epsilon"] == 1e-5
+
+    def test_a_schedule_multiplies_the_rates(self):
+        model = make_model()
+        opt = VSGD(model.parameters())
+        schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.5**t)
+        train(model, opt, range(1))
+        schedule.step()
+        assert opt.param_groups[0]["lr"] == 0.5
+
+    def test_a_group_may_come_later(self):
+        model = make_model()
+        opt = VSGD(model[0].parameters())
+        train(model, opt, range(15))
+        opt.add_param_group({"params": model[2].parameters()})
+        before = model[2].weight.detach().clone()
+        train(model, opt, range(15, 40))
+        assert not torch.equal(model[2].weight, before)
+
+    def test_weight_decay_goes_with_the_rate_of_each_coordinate(self):
+        results = []
+        for decay in (0.0, 0.25):
+            model = make_model(torch.float64)
+            opt = VSGD(model.parameters())
+            train(model, opt, range(20), torch.float64)
+            before = model[0].weight.detach().clone()
+            opt.param_groups[0]["weight_decay"] = decay
+            opt.step(closure_for(model, opt, 20, torch.float64))
+            results.append(model[0].weight.detach() - before)
+        plain, decayed = results
+        rate = -plain / model[0].weight.grad
+        torch.testing.assert_close(decayed - plain, -rate * 0.25 * before)
+
+    @pytest.mark.parametrize("bad", [{"lr": -1.0}, {"weight_decay": -0.1}, {"curvature_every": 0}])
+    def test_bad_values_are_refused(self, bad):
+        with pytest.raises(ValueError, match="must be at least"):
+            VSGD(make_model().parameters(), **bad)
+
+    def test_complex_parameters_are_refused(self):
+        with pytest.raises(TypeError, match="complex64"):
+            VSGD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)])
+
+
+def test_maximize_mirrors_minimize():
+    down, up = make_model(), make_model()
+    first, second = VSGD(down.parameters()), VSGD(up.parameters(), maximize=True)
+    for step in range(40):
+        x, y = batch(step)
+
+        def closure(sign, model, opt, x=x, y=y):
+            opt.zero_grad()
+            loss = sign * F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        first.step(lambda closure=closure: closure(1, down, first))
+        second.step(lambda closure=closure: closure(-1, up, second))
+    assert_same(dict(down.state_dict()), dict(up.state_dict()))
+
+
+def test_unused_and_frozen_parameters_are_left_alone():
+    model = make_model()
+    model[0].bias.requires_grad_(False)
+    unused = nn.Parameter(torch.ones(3))
+    opt = VSGD([*model.parameters(), unused], curvature_every=4)
+    calls = 0
+    for step in range(40):
+        closure = closure_for(model, opt, step)
+
+        def counted(closure=closure):
+            nonlocal calls
+            calls += 1
+            return closure()
+
+        opt.step(counted)
+    assert torch.equal(unused, torch.ones(3))
+    assert unused not in opt.state
+    assert calls < 70, "an unused parameter must not ask for a second gradient for ever"
+
+
+def test_curvature_every_saves_evaluations():
+    model = make_model()
+    opt = VSGD(model.parameters(), curvature_every=4)
+    calls = []
+    for step in range(50):
+        closure = closure_for(model, opt, step)
+        opt.step(lambda closure=closure: (calls.append(0), closure())[1])
+    assert len(calls) == 50 + 10 + 10  # ten to start with, then at steps 12, 16, …, 48
+
+
+def test_hooks_and_gradients_are_there_after_a_step():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    seen = []
+    opt.register_step_post_hook(lambda *_: seen.append(1))
+    closure = closure_for(model, opt)
+    closure()
+    expected = [p.grad.clone() for p in model.parameters()]
+    opt.step(closure)
+    assert seen == [1]
+    assert_same([p.grad for p in model.parameters()], expected)
+
+
+class TestBadInput:
+    @kinds
+    def test_no_closure(self, make):
+        with pytest.raises(TypeError, match=r"def closure\(\)"):
+            make(make_model()).step()
+
+    @pytest.mark.parametrize(
+        ("result", "message"),
+        [
+            (lambda loss: None, "return loss"),
+            (lambda loss: loss.item(), "returned float"),
+            (lambda loss: loss.expand(2), "shape"),
+        ],
+    )
+    def test_what_the_closure_returns(self, result, message):
+        model = make_model()
+        opt = VSGD(model.parameters())
+        before = snapshot(model, opt)
+        closure = closure_for(model, opt)
+        with pytest.raises((TypeError, ValueError), match=message):
+            opt.step(lambda: result(closure()))
+        assert_same(snapshot(model, opt), before)
+
+    def test_a_loss_that_does_not_depend_on_the_parameters(self):
+        opt = VSGD(make_model().parameters())
+        with pytest.raises(RuntimeError, match="no gradient"):
+            opt.step(lambda: torch.tensor(1.0))
+
+    @kinds
+    @pytest.mark.parametrize("call", [1, 2])
+    def test_an_exception_in_the_closure_changes_nothing(self, make, call):
+        model = make_model()
+        opt = make(model)
+        train(model, opt, range(15))
+        before = snapshot(model, opt)
+        closure, calls = closure_for(model, opt), []
+
+        def failing():
+            calls.append(0)
+            if len(calls) == call:
+                raise OSError("disk")
+            return closure()
+
+        with pytest.raises(OSError, match="disk"):
+            opt.step(failing)
+        assert len(calls) == call
+        assert_same(snapshot(model, opt), before)
+
+    @kinds
+    @pytest.mark.parametrize("call", [1, 2])
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_a_step_that_is_not_finite_is_skipped(self, make, call, value):
+        model = make_model()
+        opt = make(model)
+        train(model, opt, range(15))
+        before = copy.deepcopy((model.state_dict(), opt.state_dict()["state"]))
+        closure, calls = closure_for(model, opt), []
+        x, y = batch()
+
+        def broken():
+            calls.append(0)
+            if len(calls) != call:
+                return closure()
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y) * value
+            loss.backward()
+            return loss
+
+        opt.step(broken)
+        assert_same((model.state_dict(), opt.state_dict()["state"]), before)
+        assert opt.param_groups[0]["skipped"] == 1
+        train(model, opt, range(1))
+        assert opt.param_groups[0]["skipped_in_a_row"] == 0
+
+    def test_ten_in_a_row_are_an_error(self):
+        model = make_model()
+        opt = VSGD(model.parameters())
+
+        def broken():
+            opt.zero_grad()
+            loss = model(batch()[0]).sum() * float("nan")
+            loss.backward()
+            return loss
+
+        for _ in range(9):
+            opt.step(broken)
+        with pytest.raises(FloatingPointError, match="10 steps in a row"):
+            opt.step(broken)
+
+    def test_batchnorm_mixes_samples(self):
+        model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+        opt = VSGD(model)
+        with pytest.raises(Exception, match="BatchNorm"):
+            opt.step(closure_for(model, opt))

@@ -1,0 +1,128 @@
+"""Sparse gradients: only rows that were touched are read or written, each with its own count."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import vsgd  # noqa: E402
+from vsgd import probe  # noqa: E402
+from vsgd.torch import VSGD  # noqa: E402
+
+ROWS, WIDTH = 9, 3
+
+
+def lookups(step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, ROWS - 2, (6, 2), generator=generator)  # the last two rows are never looked up
+
+
+def table_of(module: nn.Module, index: torch.Tensor) -> torch.Tensor:
+    return module(index).flatten(1).sum(1) if isinstance(module, nn.Embedding) else module(index).sum(1)
+
+
+def closure_for(module: nn.Module, opt: VSGD, step: int):
+    index = lookups(step)
+    target = index.sum(1).to(module.weight.dtype)
+
+    def closure():
+        opt.zero_grad()
+        loss = (table_of(module, index) - target).abs().mean()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def by_hand(weight: torch.Tensor, gradients, steps: int) -> torch.Tensor:
+    """The rule on whole tensors with a count per row. `gradients(weight, step)` gives one gradient a sample."""
+    theta = weight.clone()
+    state = vsgd.init(theta)
+
+    def mean(values, count):
+        return values.sum(0) / count.clamp(min=1)
+
+    for step in range(steps):
+        grads, touched = gradients(theta, step)
+        count = touched.sum(0)[:, None].to(theta.dtype)
+        delta = probe.shift(state, mean(grads, count), count)
+        delta = (theta + delta * (count > 0)) - theta  # rows that no sample touches stay where they are
+        shifted, _ = gradients(theta + delta, step)
+        reach = delta.abs() + (delta == 0)
+        curvs = (grads - shifted).abs() / reach
+        batch = vsgd.Moments(*(mean(values, count) for values in (grads, grads**2, curvs, curvs**2)))
+        theta, state, _ = vsgd.step(theta, state, batch, count)
+    return theta
+
+
+def sample_gradients(theta: torch.Tensor, step: int, each: bool):
+    index = lookups(step)
+    target = index.sum(1).to(theta.dtype)
+    theta = theta.clone().requires_grad_()
+    losses = (theta[index].flatten(1).sum(1) - target).abs()
+    parts = list(losses) if each else [losses.mean()]
+    grads = torch.stack([torch.autograd.grad(part, theta, retain_graph=True)[0] for part in parts])
+    rows = [index[j : j + 1] if each else index for j in range(len(parts))]
+    touched = torch.stack([torch.isin(torch.arange(ROWS), row) for row in rows])
+    return grads, touched
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["minibatch", "samples"])
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_equals_the_rule_row_by_row(layer, each):
+    torch.manual_seed(0)
+    options = {"mode": "sum"} if layer is nn.EmbeddingBag else {}
+    module = layer(ROWS, WIDTH, sparse=True, dtype=torch.float64, **options)
+    start = module.weight.detach().clone()
+    opt = VSGD(module if each else module.parameters())
+    steps = 60
+    for step in range(steps):
+        opt.step(closure_for(module, opt, step))
+    expected = by_hand(start, lambda theta, step: sample_gradients(theta, step, each), steps)
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-8, atol=1e-9)
+    assert torch.equal(module.weight[-2:], start[-2:])
+    assert opt.state[module.weight]["seen"][-2:].tolist() == [0, 0]
+
+
+def test_dense_tables_count_their_rows_too():
+    """With each row of the minibatch as a sample, sparse=True is a matter of speed only."""
+    results = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        module = nn.Embedding(ROWS, WIDTH, sparse=sparse, dtype=torch.float64)
+        opt = VSGD(module)
+        for step in range(40):
+            opt.step(closure_for(module, opt, step))
+        results.append((module.weight.detach(), opt.state[module.weight]["seen"]))
+    torch.testing.assert_close(*results)
+
+
+def test_micro_batches_that_touch_different_rows():
+    torch.manual_seed(0)
+    module = nn.Embedding(ROWS, WIDTH, sparse=True, dtype=torch.float64)
+    opt = VSGD(module.parameters())
+    start = module.weight.detach().clone()
+    for step in range(0, 60, 2):
+        opt.step([closure_for(module, opt, step), closure_for(module, opt, step + 1)])
+    assert torch.equal(module.weight[-2:], start[-2:])
+    touched = torch.zeros(ROWS)
+    for step in range(60):
+        touched[lookups(step).unique()] += 1
+    torch.testing.assert_close(opt.state[module.weight]["seen"].float(), touched)
+
+
+def test_rows_that_start_late_wait_for_the_curvature():
+    torch.manual_seed(0)
+    module = nn.Embedding(ROWS, WIDTH, sparse=True)
+    opt = VSGD(module.parameters(), curvature_every=3)
+    for step in range(30):
+        before = copy.deepcopy(opt.state_dict()["state"])
+        opt.step(closure_for(module, opt, step))
+        if step % 3 and before:
+            cold = before[0]["seen"] < vsgd.PAPER.bootstrap
+            assert torch.equal(opt.state[module.weight]["seen"][cold], before[0]["seen"][cold])

@@ -1,0 +1,129 @@
+"""What a second gradient evaluation gets wrong if one is not careful."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+from vsgd.torch import VSGD  # noqa: E402
+
+X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+Y = X[:, :3].argmax(dim=1)
+
+
+def closure_for(model, opt, scale=lambda loss: loss):
+    def closure():
+        opt.zero_grad()
+        loss = F.cross_entropy(model(X), Y)
+        scale(loss).backward()
+        return loss
+
+    return closure
+
+
+def test_dropout_masks_are_the_same_and_the_generator_moves_on_once():
+    masks = []
+
+    class Watched(nn.Dropout):
+        def forward(self, x):
+            out = super().forward(x)
+            masks.append((out != 0).clone())
+            return out
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 50), Watched(0.5), nn.Linear(50, 3))
+    opt = VSGD(model.parameters())
+    torch.manual_seed(7)
+    opt.step(closure_for(model, opt))
+    after_step = torch.rand(1)
+    assert len(masks) == 2
+    assert torch.equal(*masks)
+    torch.manual_seed(7)
+    closure_for(model, opt)()
+    assert torch.equal(torch.rand(1), after_step)
+    opt.step(closure_for(model, opt))
+    assert not torch.equal(masks[0], masks[-1]), "the next step has masks of its own"
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_running_statistics_are_updated_once(compiled):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    twin = copy.deepcopy(model)
+    called = torch.compile(model, backend="aot_eager") if compiled else model
+    opt = VSGD(model.parameters())
+    opt.step(closure_for(called, opt))
+    twin(X)
+    torch.testing.assert_close(dict(model[1].named_buffers()), dict(twin[1].named_buffers()))
+    assert model[1].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("make", [lambda m: VSGD(m.parameters()), VSGD], ids=["minibatch", "samples"])
+def test_a_scaled_loss_gives_the_same_training(make):
+    results = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        opt = make(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
+        for _ in range(25):
+            opt.step(closure_for(model, opt, scaler.scale), scaler=scaler)
+            scaler.update()
+        results.append(dict(model.state_dict()))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_overflow_is_skipped_and_the_scale_is_lowered(call):
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    opt = VSGD(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    before = copy.deepcopy(model.state_dict())
+    calls = []
+
+    def scale(loss):
+        calls.append(0)
+        return scaler.scale(loss) * (float("inf") if len(calls) == call else 1.0)
+
+    opt.step(closure_for(model, opt, scale), scaler=scaler)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**9
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    opt.step(closure_for(model, opt, scaler.scale), scaler=scaler)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**9
+
+
+def test_autocast_and_clipping_inside_the_closure():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    opt = VSGD(model.parameters())
+
+    def closure():
+        opt.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(X), Y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        return loss
+
+    losses = [float(opt.step(closure)) for _ in range(150)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_a_compiled_model_trains():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    twin = copy.deepcopy(model)
+    for inner, called in ((model, torch.compile(model, backend="aot_eager")), (twin, twin)):
+        opt = VSGD(inner.parameters())
+        for _ in range(20):
+            opt.step(closure_for(called, opt))
+    torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=1e-4, atol=1e-5)

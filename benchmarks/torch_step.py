@@ -1,0 +1,122 @@
+"""What a step of the PyTorch optimizer costs: ratios measured side by side, in turns.
+
+python benchmarks/torch_step.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vsgd.torch import VSGD
+
+TURNS = 24
+
+
+def medians(tasks: dict[str, Callable[[], object]], turns: int = TURNS, warm_up: int = 12) -> dict[str, float]:
+    """Seconds of each task, all of them once in every turn."""
+    for task in tasks.values():
+        for _ in range(warm_up):
+            task()
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(turns):
+        for name, task in tasks.items():
+            started = time.perf_counter()
+            task()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def report(title: str, seconds: dict[str, float], against: str) -> None:
+    print(f"\n{title}")
+    for name, value in seconds.items():
+        print(f"  {name:<44}{1e3 * value:>9.2f} ms{value / seconds[against]:>8.2f}x")
+
+
+def update_alone() -> None:
+    """The update of 5 million coordinates, gradients given."""
+    size = 5_000_000
+
+    def given(parameter: Tensor, gradients: list[Tensor]) -> Callable[[], Tensor]:
+        def closure() -> Tensor:
+            parameter.grad = gradients[0]
+            gradients.reverse()
+            return torch.zeros(())
+
+        return closure
+
+    def task(make: Callable[[Tensor], torch.optim.Optimizer]) -> Callable[[], object]:
+        parameter = torch.randn(size, requires_grad=True)
+        gradients = [torch.randn(size), torch.randn(size)]
+        opt = make(parameter)
+        closure = given(parameter, gradients)
+        return lambda: opt.step(closure)
+
+    tasks = {
+        "torch.optim.Adam(fused=True)": task(lambda p: torch.optim.Adam([p], fused=True)),
+        "VSGD, shift and update": task(lambda p: VSGD([p])),
+        "VSGD, update without a second gradient": task(lambda p: VSGD([p], curvature_every=10**9)),
+    }
+    report(f"update alone, {size:,} float32 parameters", medians(tasks), "torch.optim.Adam(fused=True)")
+
+
+def whole_step() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(128, 784), torch.randint(10, (128,))
+
+    def task(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[], object]:
+        sizes = (784, 1024, 1024, 10)
+        layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        model = nn.Sequential(*layers[:-1])
+        opt = make(model)
+
+        def closure() -> Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return lambda: opt.step(closure)
+
+    def four(step: Callable[[], object]) -> Callable[[], object]:
+        return lambda: [step() for _ in range(4)]
+
+    tasks = {
+        "SGD": task(lambda m: torch.optim.SGD(m.parameters(), lr=0.01)),
+        "VSGD, a minibatch is a sample": task(lambda m: VSGD(m.parameters())),
+        "VSGD, the same, curvature_every=4": task(lambda m: VSGD(m.parameters(), curvature_every=4)),
+        "VSGD, a row is a sample": task(VSGD),
+    }
+    seconds = medians({name: four(step) for name, step in tasks.items()}, turns=12, warm_up=4)
+    report("whole step (four at a time), MLP 784-1024-1024-10, batch 128", seconds, "SGD")
+
+
+def sparse_table() -> None:
+    def task(rows: int) -> Callable[[], object]:
+        table = nn.Embedding(rows, 16, sparse=True)
+        opt = VSGD(table.parameters())
+        index = torch.randint(rows, (1024,), generator=torch.Generator().manual_seed(0))
+
+        def closure() -> Tensor:
+            opt.zero_grad()
+            loss = table(index).abs().mean()
+            loss.backward()
+            return loss
+
+        return lambda: opt.step(closure)
+
+    tasks = {f"{rows:,} x 16": task(rows) for rows in (10_000, 10_000_000)}
+    report("step of a sparse embedding, 1,024 rows looked up", medians(tasks), "10,000 x 16")
+
+
+if __name__ == "__main__":
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians of {TURNS} turns")
+    update_alone()
+    whole_step()
+    sparse_table()

@@ -52,6 +52,13 @@ def test_float32_stays_float32_and_is_accurate_for_close_points(threads):
         torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=0)
 
 
+def test_equal_points_differ_by_nothing_at_all():
+    a, b, _, _ = factors(20, 7, 30, torch.float32)
+    grad_sq, diff_abs, diff_sq = summed_products(a, b, a, b)
+    assert grad_sq.min() > 0
+    assert diff_abs.max() == diff_sq.max() == 0
+
+
 def test_strided_arguments():
     made = [part[::2, ::3] for part in factors(40, 30, 60, torch.float64)]
     for got, want in zip(summed_products(*made), written_out(*made), strict=True):

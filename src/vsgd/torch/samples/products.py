@@ -6,13 +6,14 @@ The last could be had as three matrix products, but their difference loses all d
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from vsgd.kernels import compiled
 
 WIDTH = 256
 """Columns of a block. A constant, so that the compiler knows how far apart the halves of a packed row are."""
@@ -110,15 +111,6 @@ def accumulate(
 
 
 @functools.cache
-def compiled_accumulate() -> Callable[..., None]:
-    """Compiled at first use. Contraction lets a product and a sum be one instruction; nothing else is relaxed."""
-    import numba
-
-    function: Callable[..., None] = numba.njit(accumulate, nogil=True, error_model="numpy", fastmath={"contract"})
-    return function
-
-
-@functools.cache
 def pool(threads: int) -> ThreadPoolExecutor:
     """Plain threads, as compiled code holds no lock: they cannot quarrel with torch's own, which idle meanwhile."""
     return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
@@ -130,7 +122,7 @@ def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_t
     rows = grads.shape[1]
     results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype) for _ in range(3)]
     arrays = [result.numpy() for result in results]
-    kernel, threads = compiled_accumulate(), torch.get_num_threads()
+    kernel, threads = compiled(accumulate), torch.get_num_threads()
     edges = [rows * k // threads for k in range(threads + 1)]
 
     def fill(first: int, last: int) -> None:

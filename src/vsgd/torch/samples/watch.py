@@ -175,12 +175,17 @@ class Watch(TorchFunctionMode):
 
     def leave_to_module(self, param: Tensor, func: Any) -> None:
         """No handler: the module call around it has to be replayed sample by sample."""
-        if not self.stack:
+        scope = self.owner_of(param)
+        if scope is None:
             raise SampleError(
-                f"parameter {self.names[param]!r} goes into {getattr(func, '__name__', func)} outside any module call, "
+                f"parameter {self.names[param]!r} goes into {name_of(func)} outside any module call, "
                 "where samples cannot be told apart; use it inside a module's forward (a penalty on it is weight decay)"
             )
-        self.stack[-1].params.add(param)
+        scope.params.add(param)
+
+    def owner_of(self, param: Tensor) -> Call | None:
+        """The innermost call of a module that the parameter belongs to, directly or through its parts."""
+        return next((c for c in reversed(self.stack) if any(p is param for p in c.module.parameters())), None)
 
     def enter(self, call: Call) -> None:
         self.stack.append(call)
@@ -191,9 +196,10 @@ class Watch(TorchFunctionMode):
         call = self.stack.pop()
         if not call.params or output is None:
             return
-        if all(id(t) in self.shared for t in tensors(output)) and self.stack:
+        if all(id(t) in self.shared for t in tensors(output)):
             # nothing in it depends on samples, as in a parametrization; what it is for does
-            self.stack[-1].params |= call.params
+            for param in call.params:
+                self.leave_to_module(param, call.module)
         else:
             call.finish(output)
             self.seen.calls.append(call)
@@ -204,6 +210,10 @@ class Watch(TorchFunctionMode):
         if not self.stack:
             return "the closure"
         return f"module {self.stack[-1].name!r} ({type(self.stack[-1].module).__name__})"
+
+
+def name_of(func: Any) -> str:
+    return str(getattr(func, "__name__", type(func).__name__))
 
 
 def samples_first(tensor: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from vsgd.torch.samples.differences import DEPTH, WIDTH, summed_differences  # noqa: E402
+from vsgd.torch.samples.products import DEPTH, WIDTH, summed_products  # noqa: E402
+from vsgd.torch.samples.reduce import products, tiles  # noqa: E402
+from vsgd.torch.samples.terms import Outer  # noqa: E402
 
 
 def factors(samples, rows, columns, dtype, zeros=0.5):
@@ -21,15 +23,16 @@ def factors(samples, rows, columns, dtype, zeros=0.5):
 
 
 def written_out(a, b, a2, b2):
-    difference = torch.einsum("no,ni->noi", b, a) - torch.einsum("no,ni->noi", b2, a2)
-    return difference.abs().sum(0), difference.square().sum(0)
+    gradients = torch.einsum("no,ni->noi", b, a)
+    differences = gradients - torch.einsum("no,ni->noi", b2, a2)
+    return gradients.square().sum(0), differences.abs().sum(0), differences.square().sum(0)
 
 
 @settings(max_examples=20, deadline=None)
-@given(samples=st.integers(1, 3 * DEPTH), rows=st.integers(1, 7), columns=st.integers(1, WIDTH + 20))
+@given(samples=st.integers(1, 2 * DEPTH), rows=st.integers(1, 7), columns=st.integers(1, WIDTH + 20))
 def test_any_shape(samples, rows, columns):
     made = factors(samples, rows, columns, torch.float64)
-    for got, want in zip(summed_differences(*made), written_out(*made), strict=True):
+    for got, want in zip(summed_products(*made), written_out(*made), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
@@ -40,7 +43,7 @@ def test_float32_stays_float32_and_is_accurate_for_close_points(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = summed_differences(*made)
+        found = summed_products(*made)
     finally:
         torch.set_num_threads(before)
     for got, want in zip(found, written_out(*(part.double() for part in made)), strict=True):
@@ -49,13 +52,28 @@ def test_float32_stays_float32_and_is_accurate_for_close_points(threads):
         torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=0)
 
 
+def test_equal_points_differ_by_nothing_at_all():
+    a, b, _, _ = factors(20, 7, 30, torch.float32)
+    grad_sq, diff_abs, diff_sq = summed_products(a, b, a, b)
+    assert grad_sq.min() > 0
+    assert diff_abs.max() == diff_sq.max() == 0
+
+
 def test_strided_arguments():
     made = [part[::2, ::3] for part in factors(40, 30, 60, torch.float64)]
-    for got, want in zip(summed_differences(*made), written_out(*made), strict=True):
+    for got, want in zip(summed_products(*made), written_out(*made), strict=True):
         torch.testing.assert_close(got, want)
 
 
 def test_not_a_number_is_kept():
     a, b, a2, b2 = factors(8, 4, 5, torch.float64, zeros=0)
     b[3, 2] = float("nan")
-    assert summed_differences(a, b, a2, b2)[0].isnan().any(1).tolist() == [False, False, True, False]
+    assert summed_products(a, b, a2, b2)[0].isnan().any(1).tolist() == [False, False, True, False]
+
+
+def test_tiles_equal_the_compiled_loop():
+    """Tiles are what runs on other devices."""
+    a, b, a2, b2 = factors(20, 7, 30, torch.float64)
+    terms = [[Outer(x[:, None, None], y[:, None, :, None])] for x, y in ((a, b), (a2, b2))]
+    for got, want in zip(tiles(torch.empty(7, 30, dtype=torch.float64), terms, 20), products(terms), strict=True):
+        torch.testing.assert_close(got, want)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -81,6 +84,18 @@ class Nested(nn.Module):
         return self.inner(x) + (x @ torch.diag(self.inner.positions[0])).sum(1, keepdim=True)
 
 
+class Queries(nn.Module):
+    """As many learned queries as there are samples: their axis must not be taken for the samples'."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(BATCH, WIDTH))
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x @ (self.linear(self.queries) + self.linear(self.queries.sin())).t()
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind, **options):
         super().__init__()
@@ -136,6 +151,8 @@ MODELS = {
     "twice": (Twice, SEQUENCE),
     "tokens": (Tokens, SEQUENCE),
     "nested": (Nested, SEQUENCE),
+    "queries": (Queries, SEQUENCE),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 3)), SEQUENCE),
 }
 
 
@@ -258,3 +275,20 @@ def test_checkpointed_layers():
 
     model, x, y = prepared(Checkpointed, (7, 8))
     assert_sums_match(Recorder(model), model, F.mse_loss, x, y, expand=by_loop)
+
+
+def test_autocast():
+    model, x, y = prepared(lambda: nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 4)), (7, 8))
+    model, x, y = model.float(), x.float(), y.float()
+    recorder, sums = Recorder(model), []
+    for enabled in (True, False):
+        with recorder.record() as here, torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            F.mse_loss(model(x).float(), y).backward()
+        sums.append(recorder.sums(here)[model[0].weight].grad_sq)
+    assert sums[0].dtype == torch.float32
+    torch.testing.assert_close(*sums, rtol=0.1, atol=0.05 * float(sums[1].max()))
+
+
+def test_numba_waits_until_it_is_needed():
+    code = "import sys, vsgd.torch.samples; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

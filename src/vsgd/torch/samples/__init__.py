@@ -4,8 +4,9 @@ A `Recorder` watches what the parameters of a model take part in, twice: at the 
 The gradient of one sample is a product of small factors that backpropagation computes anyway (the input of a layer
 and the gradient of its output), and the sums of its square and of its change follow from those factors.
 
-A result is right or an error is raised. The one thing that cannot be seen is a loss that mixes samples, such as a
-contrastive one: there "the gradient of sample j" means the part that flows through the activations of sample j.
+A result is right or an error is raised. Two things cannot be seen. All that runs in one recording is taken to be about
+the same samples, in the same order. And of a loss that mixes samples, such as a contrastive one, "the gradient of
+sample j" is the part that flows through the activations of sample j.
 """
 
 from vsgd.torch.samples.errors import SampleError

@@ -8,8 +8,8 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from vsgd.torch.samples.differences import summed_differences
 from vsgd.torch.samples.embedding import lookup_sums
+from vsgd.torch.samples.products import summed_products
 from vsgd.torch.samples.replay import Call
 from vsgd.torch.samples.sums import RowSums, SampleSums, add_rows, empty_sums, of_samples, stacked_rows, sum_dtype
 from vsgd.torch.samples.terms import Lookup, Outer, Placed, Rows, Term, Terms, narrowed, written_out
@@ -42,10 +42,11 @@ def products(terms: list[list[Term]]) -> SampleSums | None:
     factors = [pair for pair in map(single_factors, terms) if pair is not None]
     if len(factors) < len(terms):
         return None
+    if len(factors) > 1:
+        grad_sq, diff_abs, diff_sq = summed_products(*factors[0], *factors[1])
+        return SampleSums(grad_sq, diff_abs, diff_sq, count=None)
     inputs, grads = factors[0]
-    grad_sq = grads.square().t() @ inputs.square()
-    diff_abs, diff_sq = summed_differences(*factors[0], *factors[1]) if len(factors) > 1 else (None, None)
-    return SampleSums(grad_sq, diff_abs, diff_sq, count=None)
+    return SampleSums(grads.square().t() @ inputs.square(), None, None, None)
 
 
 def single_factors(terms: list[Term]) -> tuple[Tensor, Tensor] | None:

@@ -78,6 +78,9 @@ class Watch(TorchFunctionMode):
         self.stack: list[Call] = []
         self.layout: Layout = samples_first
         self.tracked: dict[int, tuple[Tensor, Tensor, int]] = {id(p): (p, p, 0) for p in names}
+        """Parameters and blocks of their rows: the tensor, its parameter, its first row."""
+        self.shared: dict[int, Tensor] = {}
+        """Made of parameters alone, so that their first axis is not the samples, whatever its size."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -91,9 +94,9 @@ class Watch(TorchFunctionMode):
                 "or use GroupNorm or LayerNorm instead of BatchNorm"
             )
         result = func(*args, **kwargs)
-        used = [self.tracked[id(t)] for t in tensors((args, kwargs)) if id(t) in self.tracked]
-        if used and any(t.requires_grad for t in tensors(result)):
-            self.note(func, args, kwargs, result, used)
+        given = [t for t in tensors((args, kwargs)) if id(t) in self.tracked or id(t) in self.shared]
+        if given and any(t.requires_grad for t in tensors(result)):
+            self.note(func, args, kwargs, result, given)
         return result
 
     def attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,33 +113,41 @@ class Watch(TorchFunctionMode):
         finally:
             self.layout = outer
 
-    def note(self, func: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[Tensor, Tensor, int]]) -> None:
+    def note(self, func: Any, args: Any, kwargs: Any, result: Any, given: list[Tensor]) -> None:
         if self.seen.started:
             raise SampleError(
                 "the model was called again after a backward pass; record one forward and one backward pass at a time"
             )
-        if func in ROW_VIEWS and not kwargs.get("dim") and len(args) < 3:
-            self.track_rows(result, used[0])
-            return
-        handled: set[int] = set()
-        if func in HANDLERS and isinstance(result, Tensor):
-            capture = HANDLERS[func](self.layout, *args, **kwargs)
-            fresh = []
-            for tensor, build in capture.builders:
-                if tensor is not None and id(tensor) in self.tracked:
-                    _, param, lo = self.tracked[id(tensor)]
-                    fresh.append(Use(param, lo, lo + len(tensor), build, tuple(self.stack)))
-                    handled.add(id(tensor))
-            self.agree(capture.samples, self.names[used[0][1]])
-            self.seen.uses += fresh
-            self.seen.signature += [(self.names[use.param], tuple(result.shape)) for use in fresh]
-            self.listen(result, fresh)
-        for tensor, param, _ in used:
-            if id(tensor) not in handled:
-                self.leave_to_module(param, func)
+        if func in ROW_VIEWS and id(given[0]) in self.tracked and not kwargs.get("dim") and len(args) < 3:
+            self.track_rows(result, given[0])
+        elif not self.handle(func, args, kwargs, result, given):
+            for tensor in given:
+                if id(tensor) in self.tracked:
+                    self.leave_to_module(self.tracked[id(tensor)][1], func)
+            if len(given) == sum(1 for _ in tensors((args, kwargs))):
+                self.shared.update((id(t), t) for t in tensors(result))
 
-    def track_rows(self, views: Any, source: tuple[Tensor, Tensor, int]) -> None:
-        _, param, start = source
+    def handle(self, func: Any, args: Any, kwargs: Any, result: Any, given: list[Tensor]) -> bool:
+        """Capture the call of a function that has a handler, if parameters are where the handler expects them."""
+        if func not in HANDLERS:
+            return False
+        data = bound(HANDLERS[func], (None, *args), kwargs)["input"]
+        if any(t is data or id(t) in self.shared for t in given):
+            return False
+        capture = HANDLERS[func](self.layout, *args, **kwargs)
+        uses = []
+        for tensor, build in capture.builders:
+            if tensor is not None and id(tensor) in self.tracked:
+                _, param, lo = self.tracked[id(tensor)]
+                uses.append(Use(param, lo, lo + len(tensor), build, tuple(self.stack)))
+        self.agree(capture.samples, self.names[self.tracked[id(given[0])][1]])
+        self.seen.uses += uses
+        self.seen.signature += [(self.names[use.param], tuple(result.shape)) for use in uses]
+        self.listen(result, uses)
+        return True
+
+    def track_rows(self, views: Any, whole: Tensor) -> None:
+        _, param, start = self.tracked[id(whole)]
         for view in views:
             self.tracked[id(view)] = (view, param, start)
             start += len(view)
@@ -164,12 +175,17 @@ class Watch(TorchFunctionMode):
 
     def leave_to_module(self, param: Tensor, func: Any) -> None:
         """No handler: the module call around it has to be replayed sample by sample."""
-        if not self.stack:
+        scope = self.owner_of(param)
+        if scope is None:
             raise SampleError(
-                f"parameter {self.names[param]!r} goes into {getattr(func, '__name__', func)} outside any module call, "
+                f"parameter {self.names[param]!r} goes into {name_of(func)} outside any module call, "
                 "where samples cannot be told apart; use it inside a module's forward (a penalty on it is weight decay)"
             )
-        self.stack[-1].params.add(param)
+        scope.params.add(param)
+
+    def owner_of(self, param: Tensor) -> Call | None:
+        """The innermost call of a module that the parameter belongs to, directly or through its parts."""
+        return next((c for c in reversed(self.stack) if any(p is param for p in c.module.parameters())), None)
 
     def enter(self, call: Call) -> None:
         self.stack.append(call)
@@ -178,15 +194,26 @@ class Watch(TorchFunctionMode):
     def leave(self, output: Any) -> None:
         """The innermost call has returned, without an output if it failed."""
         call = self.stack.pop()
-        if call.params and output is not None:
+        if not call.params or output is None:
+            return
+        if all(id(t) in self.shared for t in tensors(output)):
+            # nothing in it depends on samples, as in a parametrization; what it is for does
+            for param in call.params:
+                self.leave_to_module(param, call.module)
+        else:
             call.finish(output)
             self.seen.calls.append(call)
             self.seen.signature.append((call.name, tuple(tuple(t.shape) for t in tensors(output))))
 
     def where(self) -> str:
-        return (
-            f"module {self.stack[-1].name!r} ({type(self.stack[-1].module).__name__})" if self.stack else "the closure"
-        )
+        """The innermost module, for people."""
+        if not self.stack:
+            return "the closure"
+        return f"module {self.stack[-1].name!r} ({type(self.stack[-1].module).__name__})"
+
+
+def name_of(func: Any) -> str:
+    return str(getattr(func, "__name__", type(func).__name__))
 
 
 def samples_first(tensor: Tensor) -> Tensor:

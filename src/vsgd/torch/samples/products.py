@@ -1,12 +1,11 @@
-"""Σ_j |b_j a_jᵀ − b'_j a'_jᵀ| and the sum of its squares, in one pass over the result and without any temporary.
+"""Sums over outer products: Σ_j g_j², Σ_j |g_j − g'_j| and Σ_j (g_j − g'_j)² for g_j = b_j a_jᵀ, without temporaries.
 
-The squares could be had as three matrix products, but their difference loses all digits when both points are close.
+The last could be had as three matrix products, but their difference loses all digits when both points are close.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,24 +13,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vsgd.kernels import compiled
+
 WIDTH = 256
 """Columns of a block. A constant, so that the compiler knows how far apart the halves of a packed row are."""
-DEPTH = 32
-"""Samples of a block: two packed copies of WIDTH columns each stay in the second-level cache."""
+DEPTH = 128
+"""Samples of a block. Two packed copies of WIDTH columns of each, 256 kB in all, stay in the second-level cache."""
 
 
 def accumulate(
-    inputs: Any, grads: Any, inputs_there: Any, grads_there: Any, diff_abs: Any, diff_sq: Any, first: int, last: int
+    inputs: Any,
+    grads: Any,
+    inputs_there: Any,
+    grads_there: Any,
+    grad_sq: Any,
+    diff_abs: Any,
+    diff_sq: Any,
+    first: int,
+    last: int,
 ) -> None:
-    """Fill the rows first … last of both results. Inputs are samples × columns, grads are rows × samples.
+    """Fill the rows first … last of the results. Inputs are samples × columns, grads are rows × samples.
 
-    Both inputs of a sample are packed side by side, and so are both sums, which leaves the compiler few enough
+    Both inputs of a sample are packed side by side, and so are the sums, which leaves the compiler few enough
     pointers to prove that nothing overlaps; otherwise it does not vectorise. Samples are taken four at a time, and
     those whose output gradients are zero at both points (half of them behind a ReLU) are left out.
     """
     samples, columns = inputs.shape
     packed = np.empty(DEPTH * 2 * WIDTH, inputs.dtype)
-    sums = np.empty(2 * WIDTH, inputs.dtype)
+    sums = np.empty(3 * WIDTH, inputs.dtype)
     active = np.empty(DEPTH, np.int64)
     for left in range(0, columns, WIDTH):
         width = min(WIDTH, columns - left)
@@ -45,9 +54,9 @@ def accumulate(
             for row in range(first, last):
                 count = 0
                 for j in range(depth):
-                    if grads[row, top + j] != 0 or grads_there[row, top + j] != 0:
-                        active[count] = j
-                        count += 1
+                    # no branch, which would be mispredicted half the time
+                    active[count] = j
+                    count += (grads[row, top + j] != 0) | (grads_there[row, top + j] != 0)
                 sums[:] = 0
                 whole = count - count % 4
                 for k in range(0, whole, 4):
@@ -69,35 +78,36 @@ def accumulate(
                     a2 = packed[j2 * 2 * WIDTH : (j2 + 1) * 2 * WIDTH]
                     a3 = packed[j3 * 2 * WIDTH : (j3 + 1) * 2 * WIDTH]
                     for i in range(WIDTH):
-                        d0 = b0 * a0[i] - c0 * a0[i + WIDTH]
-                        d1 = b1 * a1[i] - c1 * a1[i + WIDTH]
-                        d2 = b2 * a2[i] - c2 * a2[i + WIDTH]
-                        d3 = b3 * a3[i] - c3 * a3[i + WIDTH]
-                        sums[i] += (abs(d0) + abs(d1)) + (abs(d2) + abs(d3))
-                        sums[i + WIDTH] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+                        g0 = b0 * a0[i]
+                        d0 = g0 - c0 * a0[i + WIDTH]
+                        g1 = b1 * a1[i]
+                        d1 = g1 - c1 * a1[i + WIDTH]
+                        g2 = b2 * a2[i]
+                        d2 = g2 - c2 * a2[i + WIDTH]
+                        g3 = b3 * a3[i]
+                        d3 = g3 - c3 * a3[i + WIDTH]
+                        sums[i] += (g0 * g0 + g1 * g1) + (g2 * g2 + g3 * g3)
+                        sums[i + WIDTH] += (abs(d0) + abs(d1)) + (abs(d2) + abs(d3))
+                        sums[i + 2 * WIDTH] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
                 for k in range(whole, count):
                     j0 = active[k]
                     b0, c0 = grads[row, top + j0], grads_there[row, top + j0]
                     a0 = packed[j0 * 2 * WIDTH : (j0 + 1) * 2 * WIDTH]
                     for i in range(WIDTH):
-                        d0 = b0 * a0[i] - c0 * a0[i + WIDTH]
-                        sums[i] += abs(d0)
-                        sums[i + WIDTH] += d0 * d0
+                        g0 = b0 * a0[i]
+                        d0 = g0 - c0 * a0[i + WIDTH]
+                        sums[i] += g0 * g0
+                        sums[i + WIDTH] += abs(d0)
+                        sums[i + 2 * WIDTH] += d0 * d0
+                window = slice(left, left + width)
                 if top == 0:
-                    diff_abs[row, left : left + width] = sums[:width]
-                    diff_sq[row, left : left + width] = sums[WIDTH : WIDTH + width]
+                    grad_sq[row, window] = sums[:width]
+                    diff_abs[row, window] = sums[WIDTH : WIDTH + width]
+                    diff_sq[row, window] = sums[2 * WIDTH : 2 * WIDTH + width]
                 else:
-                    diff_abs[row, left : left + width] += sums[:width]
-                    diff_sq[row, left : left + width] += sums[WIDTH : WIDTH + width]
-
-
-@functools.cache
-def compiled_accumulate() -> Callable[..., None]:
-    """Compiled at first use. Contraction lets a product and a sum be one instruction; nothing else is relaxed."""
-    import numba
-
-    function: Callable[..., None] = numba.njit(accumulate, nogil=True, error_model="numpy", fastmath={"contract"})
-    return function
+                    grad_sq[row, window] += sums[:width]
+                    diff_abs[row, window] += sums[WIDTH : WIDTH + width]
+                    diff_sq[row, window] += sums[2 * WIDTH : 2 * WIDTH + width]
 
 
 @functools.cache
@@ -106,21 +116,20 @@ def pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
 
 
-def summed_differences(
-    inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_there: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Σ_j |Δ_j| and Σ_j Δ_j², rows × columns, for inputs n × columns and output gradients n × rows on the CPU."""
+def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_there: Tensor) -> list[Tensor]:
+    """The three sums, rows × columns, for inputs n × columns and output gradients n × rows on the CPU."""
     operands = [part.detach().contiguous().numpy() for part in (inputs, grads.t(), inputs_there, grads_there.t())]
-    shape = (grads.shape[1], inputs.shape[1])
-    diff_abs, diff_sq = (torch.empty(shape, dtype=inputs.dtype) for _ in range(2))
-    kernel, threads = compiled_accumulate(), torch.get_num_threads()
-    edges = [shape[0] * k // threads for k in range(threads + 1)]
+    rows = grads.shape[1]
+    results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype) for _ in range(3)]
+    arrays = [result.numpy() for result in results]
+    kernel, threads = compiled(accumulate), torch.get_num_threads()
+    edges = [rows * k // threads for k in range(threads + 1)]
 
     def fill(first: int, last: int) -> None:
-        kernel(*operands, diff_abs.numpy(), diff_sq.numpy(), first, last)
+        kernel(*operands, *arrays, first, last)
 
     if threads == 1:
-        fill(0, shape[0])
+        fill(0, rows)
     else:
         list(pool(threads).map(fill, edges[:-1], edges[1:]))
-    return diff_abs, diff_sq
+    return results

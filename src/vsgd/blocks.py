@@ -11,7 +11,7 @@ from vsgd.rule import Moments
 
 
 def shared(labels: Any) -> Callable[[Moments], Moments]:
-    """Let the coordinates (the last axis) that carry the same label share one rate. Pass to `step` as `share`.
+    """Let the coordinates (the last axis) that carry the same label share one rate. Pass to `step` as `shared`.
 
     η_b = Σ ḡ_i² / (h⁺ Σ v̄_i): the strength of the whole gradient of a block against its noise, and the upper
     bound h⁺ = max h̄_i of its curvatures. One label for all coordinates makes the rate global.

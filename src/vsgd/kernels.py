@@ -23,4 +23,5 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(callee, types.FunctionType) and callee.__module__.startswith("vsgd."):
             scope[name] = compiled(callee)
     clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
-    return numba.njit(clone, nogil=True, error_model="numpy")
+    # a product and a sum may round once instead of twice
+    return numba.njit(clone, nogil=True, error_model="numpy", fastmath={"contract"})

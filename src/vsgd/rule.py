@@ -93,27 +93,26 @@ def noise(mean: Moments, options: Options) -> Array:
     return variance(mean.grad, mean.grad_sq) + options.epsilon
 
 
-def signal_share(mean: Moments, noise: Array) -> Array:
-    """ḡ² / (ḡ² + noise): how much of a gradient is signal, between 0 and 1."""
-    signal = mean.grad * mean.grad
+def share(signal: Array, noise: Array) -> Array:
+    """How much of a gradient is signal, between 0 and 1."""
     return signal / (signal + noise)
 
 
 def rate(mean: Moments, count: Array, options: Options = PAPER) -> Array:
     """η*, the optimal rate for the mean gradient over `count` samples (eq. 1, 3 and 4, and section 5.2).
 
-    With noise σ²/n the share of signal is n ḡ² / (v̄ + (n−1) ḡ²), as printed. The factor n/(n−z) of eq. 4 is
-    in the gradient already, which averages over the non-zero samples only.
+    With σ² = v̄ − ḡ² the share of signal, n ḡ² / (n ḡ² + σ²), is n ḡ² / (v̄ + (n−1) ḡ²) as printed. The factor
+    n/(n−z) of eq. 4 is in the gradient already, which averages over the non-zero samples only.
     """
-    share = signal_share(mean, noise(mean, options) / (count + (count == 0)))
+    reliable = share(count * (mean.grad * mean.grad), noise(mean, options))
     if options.normalize_curvature:
-        return share * (mean.curv + options.epsilon) / (mean.curv_sq + options.epsilon)
-    return share / (abs(mean.curv) + options.epsilon)
+        return reliable * (mean.curv + options.epsilon) / (mean.curv_sq + options.epsilon)
+    return reliable / (abs(mean.curv) + options.epsilon)
 
 
 def remember(memory: Array, mean: Moments, learning: Array, options: Options = PAPER) -> Array:
     """τ ← (1 − ḡ²/v̄) τ + 1 where `learning`: a large step makes the past worth less."""
-    forgotten = signal_share(mean, noise(mean, options)) * memory
+    forgotten = share(mean.grad * mean.grad, noise(mean, options)) * memory
     return memory - learning * forgotten + learning
 
 
@@ -129,7 +128,7 @@ def step(
     batch: Moments,
     count: Array,
     options: Options = PAPER,
-    share: Callable[[Moments], Moments] | None = None,
+    shared: Callable[[Moments], Moments] | None = None,
 ) -> tuple[Array, State, Info]:
     """One pass through the loop of Algorithm 1.
 
@@ -139,14 +138,14 @@ def step(
         batch: this minibatch's moments; the curvature taken at the shift that `vsgd.probe.shift` names.
         count: its number of samples n, or n − z_i per coordinate. Where it is 0 nothing changes.
         options: `PAPER` unless told.
-        share: lets coordinates of a block share their statistics (see `vsgd.blocks`); None: each has its own.
+        shared: lets coordinates of a block share their statistics (see `vsgd.blocks`); None: each has its own.
     """
     learning = (count > 0) & (state.seen >= options.bootstrap)
     outlier = learning & options.detect_outliers & is_outlier(state.mean, batch, options)
     memory = state.memory + outlier
 
     mean = average(state.mean, batch, learning / memory + bootstrap_weight(state, count, options))
-    basis = mean if share is None else share(mean)
+    basis = mean if shared is None else shared(mean)
     eta = learning * rate(basis, count, options)
     memory = remember(memory, basis, learning, options)
     theta = theta - eta * batch.grad

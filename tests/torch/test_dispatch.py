@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from vsgd import PAPER  # noqa: E402
+from vsgd.kernels import compiled  # noqa: E402
 from vsgd.torch import dispatch  # noqa: E402
 from vsgd.torch.dispatch import shift_tensor, shift_whole, update_tensor, update_whole  # noqa: E402
-from vsgd.torch.update import READERS, Averages, Gradient, GradientPair, Scale, Slots, Weighted  # noqa: E402
+from vsgd.torch.update import READERS, Averages, Gradient, GradientPair, Scale, Slots, Weighted, update_loop  # noqa: E402
 
 SCALE = Scale(lr=0.5, weight_decay=0.01)
 
@@ -35,8 +38,8 @@ def copied(slots: Slots) -> Slots:
 
 @pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
 @pytest.mark.parametrize("shape", [(1, 7), (6, 5)])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_whole_tensors_equal_the_loops(kind, shape, compiled):
+@pytest.mark.parametrize("by_torch", [False, True], ids=["eager", "compiled"])
+def test_whole_tensors_equal_the_loops(kind, shape, by_torch):
     theta, slots, counts, sources = problem(*shape)
     counts = counts + 1 if shape[0] == 1 else counts
     (source,) = (each for each in sources if type(each) is kind)
@@ -45,7 +48,7 @@ def test_whole_tensors_equal_the_loops(kind, shape, compiled):
     outliers = update_tensor(source, looped, saved, looped_slots, counts, SCALE, PAPER)
 
     function = update_whole
-    if compiled:
+    if by_torch:
         function = torch.compile(update_whole, dynamic=True, fullgraph=True, backend="aot_eager")
     whole, whole_slots = theta.clone(), copied(slots)
     tensors = Scale(*(torch.tensor(value, dtype=theta.dtype) for value in SCALE))
@@ -58,7 +61,8 @@ def test_whole_tensors_equal_the_loops(kind, shape, compiled):
 def test_shift_of_whole_tensors_equals_the_loop():
     theta, slots, counts, (gradient, *_) = problem(6, 5)
     looped = theta.clone()
-    saved = shift_tensor(looped, gradient.grad, slots, counts, PAPER)
+    saved = torch.empty_like(theta)
+    shift_tensor(looped, saved, gradient.grad, slots, counts, PAPER)
     assert torch.equal(saved, theta)
     whole, kept = theta.clone(), torch.empty_like(theta)
     shift_whole(whole, kept, gradient.grad, slots, counts, PAPER)
@@ -76,6 +80,22 @@ def test_threads_change_nothing(shape, dtype, monkeypatch):
         update_tensor(sources[1], theta, theta - 0.1, slots, counts, SCALE, PAPER)
         results.append((theta, slots))
     torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for the names of x86 instructions")
+@pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
+def test_the_loop_divides_many_numbers_at_once(kind):
+    """A small change of the arithmetic can make the compiler fall back to one number at a time, ten times slower."""
+    theta, slots, counts, sources = problem(1, 7, torch.float32)
+    (source,) = (each for each in sources if type(each) is kind)
+    update_tensor(source, theta, None if kind is Gradient else theta - 0.1, slots, counts, SCALE, PAPER)
+    kernel = compiled(update_loop)
+    for signature, code in kernel.inspect_asm().items():
+        if kind.__name__ + "(array(float32" in str(signature[1]).replace("Weighted(Averages", "Weighted"):
+            assert "divps" in code
+            break
+    else:
+        pytest.fail("no such loop was compiled")
 
 
 def test_steps_do_not_compile_anew():

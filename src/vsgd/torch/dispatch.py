@@ -15,20 +15,18 @@ from torch import Tensor
 from vsgd.kernels import compiled
 from vsgd.options import Options
 from vsgd.probe import shift
-from vsgd.torch.update import READERS, Scale, Slots, advance, keep, load, shift_loop, update_loop
+from vsgd.torch.update import READERS, Scale, Slots, advance, each_tensor, keep, load, shift_loop, update_loop
 
 PIECE = 1 << 16
 """Coordinates below which a second thread is not worth waking."""
 
 
-def shift_tensor(theta: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options) -> Tensor:
-    """Add δ to `theta`, rows × columns, in place. Returns what it was."""
-    saved = torch.empty_like(theta)
+def shift_tensor(theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options) -> None:
+    """Add δ to `theta`, rows × columns, in place, and keep what it was in `saved`."""
     if theta.is_cpu:
         _in_pieces(compiled(shift_loop), (), (theta, saved, grad, slots), count, (_typed(options, theta),))
     else:
         _tensor_function(shift_whole)(theta, saved, grad, slots, count, options)
-    return saved
 
 
 def update_tensor(
@@ -65,10 +63,10 @@ def update_whole(
     options: Options,
 ) -> Tensor:
     """`update_loop` without the loop."""
-    origin = theta if saved is None else saved
+    start, delta = (theta, None) if saved is None else (saved, theta - saved)
     evidence, direction = read(source, ...)
     state = load(slots, ..., slots.seen[:, None])
-    new, state, outlier = advance(origin, theta - origin, state, evidence, direction, count[:, None], scale, options)
+    new, state, outlier = advance(start, delta, state, evidence, direction, count[:, None], scale, options)
     theta.copy_(new)
     keep(slots, ..., state)
     return torch.sum(outlier)
@@ -100,13 +98,13 @@ def _in_pieces(
 ) -> list[Any]:
     """Run a compiled loop on all rows and columns, cut for torch's number of threads."""
     rows, columns = next(array for array in arrays if isinstance(array, Tensor)).shape
-    views, counts = _each(lambda tensor: tensor.detach().numpy(), arrays), count.numpy()
+    views, counts = each_tensor(lambda tensor: tensor.detach().numpy(), arrays), count.numpy()
     threads = min(torch.get_num_threads(), max(1, rows * columns // PIECE))
     if threads == 1:
         return [loop(*leading, *views, counts, *constants)]
 
     def piece(at: tuple[slice, slice]) -> Any:
-        cut = _each(lambda array: array[at[: array.ndim]], views)
+        cut = each_tensor(lambda array: array[at[: array.ndim]], views)
         return loop(*leading, *cut, counts[at[0]], *constants)
 
     return list(_pool(threads).map(piece, _pieces(rows, columns, threads)))
@@ -118,11 +116,3 @@ def _pieces(rows: int, columns: int, threads: int) -> Iterator[tuple[slice, slic
     edges = np.linspace(0, rows if by_rows else columns, threads + 1).astype(int)
     for start, stop in itertools.pairwise(edges):
         yield (slice(start, stop), slice(None)) if by_rows else (slice(None), slice(start, stop))
-
-
-def _each(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply to the tensors or arrays nested in tuples."""
-    if isinstance(value, tuple):
-        parts = [_each(function, part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return function(value) if isinstance(value, Tensor | np.ndarray) else value

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vsgd.torch.samples import RowSums, SampleSums
-from vsgd.torch.update import Averages, Gradient, GradientPair
+from vsgd.torch.update import Averages, Gradient, GradientPair, Weighted, each_tensor
 from vsgd.torch.window import precision
 
 
@@ -33,6 +33,17 @@ class Observed(NamedTuple):
     """Samples, one number a row."""
     rows: Tensor | None
 
+    @property
+    def by_rows(self) -> bool:
+        """Are there counts for single rows of a table?"""
+        return self.rows is not None or len(self.counts) > 1
+
+    @property
+    def mean_gradient(self) -> Tensor:
+        averages = self.source.averages if isinstance(self.source, Weighted) else self.source
+        grad: Tensor = averages.grad
+        return grad
+
 
 def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
     if not grad.is_sparse:
@@ -45,9 +56,9 @@ def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
 
 
 def all_finite(loss: Tensor, grads: Iterable[Grad]) -> bool:
-    """One look at everything, so that a GPU is waited for once."""
-    norms = torch._foreach_norm([grad.values for grad in grads if grad.values.numel()], float("inf"))
-    return bool(torch.isfinite(torch.stack([loss.detach().float(), *(norm.float() for norm in norms)])).all())
+    """One look at everything, so that a GPU is waited for once. Sums are the fastest that nothing infinite escapes."""
+    totals = [grad.values.sum().float() for grad in grads]
+    return bool(torch.isfinite(torch.stack([loss.detach().float(), *totals])).all())
 
 
 def of_minibatches(grads: list[Grad], shifted: list[Grad] | None) -> Observed:
@@ -97,7 +108,13 @@ def of_samples(grad: Grad, scale: float, sums: SampleSums | RowSums, samples: in
     return Observed(Averages(*(term / divisor for term in (total, squares, *differences))), count, rows)
 
 
-def fitted(evidence: Observed, shape: torch.Size) -> tuple[Any, Tensor]:
-    """The evidence as so many rows and columns: of a table with dense gradients, all rows at once."""
-    source = type(evidence.source)(*(tensor.view(shape) for tensor in evidence.source))
-    return source, evidence.counts.expand(shape[0]).contiguous()
+def along(evidence: Observed, direction: Tensor, count: Tensor) -> Observed:
+    """The same evidence for a step along a weighted sum of the gradients, and the count that belongs to it."""
+    averages = evidence.source
+    direction = direction.to(averages.grad.dtype).reshape(averages.grad.shape)
+    return Observed(Weighted(averages, direction), count.to(averages.grad.dtype).view(1), evidence.rows)
+
+
+def fitted(source: Any, counts: Tensor, shape: torch.Size) -> tuple[Any, Tensor]:
+    """Evidence as so many rows and columns: of a table with dense gradients, all rows at once."""
+    return each_tensor(lambda tensor: tensor.view(shape), source), counts.expand(shape[0]).contiguous()

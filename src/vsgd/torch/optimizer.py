@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vsgd.options import PAPER, Options
+from vsgd.reweight import effective_count, sample_weights
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.dispatch import shift_tensor, update_tensor
-from vsgd.torch.evidence import Grad, Observed, all_finite, as_rows, fitted, of_minibatches, of_samples
+from vsgd.torch.evidence import Grad, Observed, all_finite, along, as_rows, fitted, of_minibatches, of_samples
 from vsgd.torch.replay import Replay, living_normalisations
 from vsgd.torch.samples import Recorder
 from vsgd.torch.update import Scale
@@ -78,6 +79,8 @@ class VSGD(Optimizer):
         curvature_every: take the second gradient in every so many steps only.
         maximize: climb instead of descend.
         reduction: with a model, whether its loss is the "mean" or the "sum" over the rows.
+        reweight: with a model, weigh each row by one over the number of others whose gradients interfere with its own
+            (section 4.1 of the paper). Worth its cost for small minibatches of dissimilar rows.
 
     `step(closure)` calls the closure once or twice, the second time with shifted parameters, the same random numbers
     and running statistics left as they were. Gradients are cleared before each call. Afterwards the parameters are the
@@ -94,13 +97,20 @@ class VSGD(Optimizer):
         curvature_every: int = 1,
         maximize: bool = False,
         reduction: Literal["mean", "sum"] = "mean",
+        reweight: bool = False,
     ):
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is {reduction!r}, it must be 'mean' or 'sum'")
         self._recorder = Recorder(params) if isinstance(params, nn.Module) else None
+        if reweight and self._recorder is None:
+            raise ValueError(
+                "reweight=True weighs the rows of the minibatch, so give the model: VSGD(model, reweight=True)"
+            )
         self._reduction = reduction
+        self._reweight = reweight
         self._outliers: dict[Tensor, Tensor] = {}
         self._counts: dict[Tensor, float] = {}
+        self._saved: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory is slow to come by
         self._normalisations: Iterable[Any] | None = None
         defaults = {
             "lr": lr,
@@ -153,17 +163,17 @@ class VSGD(Optimizer):
         try:
             loss, observed = self._observe(closures, places, scaler)
         except BaseException as error:
-            for parameter, place in places.items():
-                put_back_theta(place.window, parameter, place.saved)
+            _put_back(places)
             if isinstance(error, NotFinite):
                 return self._skip(error.loss)
             raise
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter in observed:
-                    self._update(parameter, group, observed[parameter], places.get(parameter))
+                    self._update(parameter, group, observed[parameter], places.pop(parameter, None))
             group["steps"] += 1
             group["skipped_in_a_row"] = 0
+        _put_back(places)  # those that the second evaluation did not reach
         return loss
 
     def _observe(
@@ -222,21 +232,47 @@ class VSGD(Optimizer):
         """
         evaluations = here + (there or [])
         reached = [p for p in here[0].grads if all(p in evaluation.grads for evaluation in evaluations)]
-        if self._recorder is None or not exact:
-            return {
-                p: of_minibatches([e.grads[p] for e in here], None if there is None else [e.grads[p] for e in there])
-                for p in reached
-            }
+        seconds = None if there is None else [evaluation.grads for evaluation in there]
+        observed = {
+            p: of_minibatches([e.grads[p] for e in here], None if seconds is None else [grads[p] for grads in seconds])
+            for p in reached
+        }
+        if self._recorder is None:
+            return observed
         first, second = here[0].recording, None if there is None else there[0].recording
-        sums = self._recorder.sums(first, second, self._reduction, _scale_of(scaler))
+        tables = {p for p in reached if self.state.get(p) and by_rows(self.state[p])}
+        sums = self._recorder.sums(first, second, self._reduction, _scale_of(scaler), only=None if exact else tables)
         scale = first.count if self._reduction == "mean" else 1
-        return {p: of_samples(here[0].grads[p], scale, sums[p], first.count, p) for p in reached}
+        observed.update({p: of_samples(here[0].grads[p], scale, sums[p], first.count, p) for p in reached if p in sums})
+        if self._reweight and exact:
+            observed.update(self._reweighted(first, observed, scale / _scale_of(scaler)))
+        return observed
+
+    def _reweighted(self, recording: Any, observed: dict[Tensor, Observed], scale: float) -> dict[Tensor, Observed]:
+        """Let the step go along Σ w_j ∇⁽ʲ⁾. Rows of tables have the sparse form of the same idea already."""
+        assert self._recorder is not None
+        weights = sample_weights(self._recorder.gram(recording))
+        count = effective_count(weights)
+        dense = {
+            p: group
+            for group in self.param_groups
+            for p in group["params"]
+            if p in observed and not observed[p].by_rows
+        }
+        directions = self._recorder.weighted(recording, weights, set(dense))
+        return {
+            p: along(observed[p], directions[p] * (-scale if group["maximize"] else scale), count)
+            for p, group in dense.items()
+        }
 
     def _shift(self, parameter: Tensor, evidence: Observed, options: Options) -> Place:
         """Move a parameter from θ to θ + δ."""
         window = open_window(parameter, self._state(parameter, evidence, options), evidence.rows, options)
-        source, count = fitted(evidence, window.theta.shape)
-        saved = shift_tensor(window.theta, source.grad, window.slots, count, options)
+        grad, count = fitted(evidence.mean_gradient, evidence.counts, window.theta.shape)
+        saved = self._saved.get(parameter)
+        if saved is None or saved.shape != window.theta.shape or saved.dtype != window.theta.dtype:
+            saved = self._saved[parameter] = torch.empty_like(window.theta)
+        shift_tensor(window.theta, saved, grad, window.slots, count, options)
         put_back_theta(window, parameter, window.theta)
         return Place(window, saved)
 
@@ -248,7 +284,7 @@ class VSGD(Optimizer):
             window, saved = open_window(parameter, state, evidence.rows, options), None
         else:
             window, saved = look_again(place.window, parameter), place.saved
-        source, count = fitted(evidence, window.theta.shape)
+        source, count = fitted(evidence.source, evidence.counts, window.theta.shape)
         if place is None:
             # averages that are just being started wait for a step that shows them the curvature too
             count = count * (window.slots.seen >= options.bootstrap)
@@ -284,10 +320,9 @@ class VSGD(Optimizer):
 
     def _state(self, parameter: Tensor, evidence: Observed, options: Options) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
-        apart = evidence.rows is not None or len(evidence.counts) > 1
         if not state:
-            state.update(new_state(parameter, options, apart))
-        elif apart:
+            state.update(new_state(parameter, options, evidence.by_rows))
+        elif evidence.by_rows:
             count_by_rows(state, parameter)
         return state
 
@@ -317,6 +352,11 @@ class VSGD(Optimizer):
             # the base class rounds state to the parameter's precision
             for name, value in state_dict["state"].get(index, {}).items():
                 self.state[parameter][name] = value.to(parameter.device, copy=True)
+
+
+def _put_back(places: dict[Tensor, Place]) -> None:
+    for parameter, place in places.items():
+        put_back_theta(place.window, parameter, place.saved)
 
 
 def _checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:

@@ -56,6 +56,14 @@ class Weighted(NamedTuple):
     direction: Any
 
 
+def each_tensor(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply to the tensors or arrays that are nested in tuples."""
+    if isinstance(value, tuple):
+        parts = [each_tensor(function, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value if value is None else function(value)
+
+
 class Scale(NamedTuple):
     """What the user may set for a group of parameters."""
 
@@ -65,7 +73,7 @@ class Scale(NamedTuple):
 
 def advance(
     theta: Array,
-    delta: Array,
+    delta: Array | None,
     state: State,
     evidence: Averages,
     direction: Array,
@@ -75,17 +83,16 @@ def advance(
 ) -> tuple[Array, State, Array]:
     """One step of the rule, with a multiplier and weight decay. Plain arithmetic, like the rule itself.
 
-    Where δ vanished in the parameter's precision, or there was no second gradient, nothing is learned about the
-    curvature and its averages stay.
+    Without a second gradient (δ is None), or where δ vanished in the parameter's precision, nothing is learned about
+    the curvature and its averages stay.
     """
-    unknown = delta == 0
-    inverse = (delta != 0) / (abs(delta) + unknown)
-    batch = Moments(
-        grad=evidence.grad,
-        grad_sq=evidence.grad_sq,
-        curv=evidence.diff_abs * inverse + unknown * state.mean.curv,
-        curv_sq=evidence.diff_sq * inverse * inverse + unknown * state.mean.curv_sq,
-    )
+    curv, curv_sq = state.mean.curv, state.mean.curv_sq
+    if delta is not None:
+        unknown = delta == 0
+        inverse = (delta != 0) / (abs(delta) + unknown)
+        curv = evidence.diff_abs * inverse + unknown * curv
+        curv_sq = evidence.diff_sq * inverse * inverse + unknown * curv_sq
+    batch = Moments(grad=evidence.grad, grad_sq=evidence.grad_sq, curv=curv, curv_sq=curv_sq)
     _, state, info = step(theta, state, batch, count, options)
     theta = theta - scale.lr * info.rate * (direction + scale.weight_decay * theta)
     return theta, state, info.outlier
@@ -136,9 +143,10 @@ def keep(slots: Slots, at: Any, state: State) -> None:
 def shift_loop(theta: Any, saved: Any, grad: Any, slots: Slots, count: Any, options: Options) -> None:
     """Keep θ in `saved` and put θ + δ in its place. Compiled."""
     for r in range(theta.shape[0]):
+        n, seen = count[r], slots.seen[r]
         for c in range(theta.shape[1]):
             saved[r, c] = theta[r, c]
-            theta[r, c] += shift(load(slots, (r, c), slots.seen[r]), grad[r, c], count[r], options)
+            theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, options)
 
 
 def update_loop(
@@ -150,12 +158,16 @@ def update_loop(
     """
     outliers = np.int32(0)
     for r in range(theta.shape[0]):
+        n, seen = count[r], slots.seen[r]
         for c in range(theta.shape[1]):
-            here = theta[r, c]
-            origin = here if saved is None else saved[r, c]
             evidence, direction = read(source, (r, c))
-            state = load(slots, (r, c), slots.seen[r])
-            new, state, outlier = advance(origin, here - origin, state, evidence, direction, count[r], scale, options)
+            state = load(slots, (r, c), seen)
+            here = theta[r, c]
+            if saved is None:
+                new, state, outlier = advance(here, None, state, evidence, direction, n, scale, options)
+            else:
+                start = saved[r, c]
+                new, state, outlier = advance(start, here - start, state, evidence, direction, n, scale, options)
             theta[r, c] = new
             keep(slots, (r, c), state)
             outliers = np.int32(outliers + np.int32(outlier))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vsgd.torch.samples.check import check_totals
 from vsgd.torch.samples.errors import SampleError
+from vsgd.torch.samples.gram import gram_matrix, weighted_sums
 from vsgd.torch.samples.reduce import parameter_sums, replayed_sums
 from vsgd.torch.samples.replay import Call
 from vsgd.torch.samples.sums import RowSums, SampleSums
@@ -123,6 +124,7 @@ class Recorder:
         there: Recording | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         loss_scale: float = 1.0,
+        only: set[Tensor] | None = None,
     ) -> Sums:
         """Sums over samples for each parameter that got a gradient; parameters that got none have no entry.
 
@@ -131,6 +133,7 @@ class Recorder:
             there: the same minibatch at the shifted parameters, or None.
             reduction: how the loss puts the losses of the samples together.
             loss_scale: what the loss was multiplied by beforehand, as for half precision.
+            only: parameters to sum for, if not all.
         """
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
@@ -146,11 +149,22 @@ class Recorder:
         again = dict.fromkeys(p for recording in recordings for call in recording.calls for p in call.params)
         result: Sums = {}
         for param in dict.fromkeys(p for recording in recordings for p in recording.terms):
-            if param not in again:
+            if param not in again and (only is None or param in only):
                 terms = [[scaled(item, factor) for item in r.terms.get(param, [])] for r in recordings]
                 result[param] = parameter_sums(param, terms, here.count)
-        result.update(replayed_sums(list(again), [(r.terms, r.calls) for r in recordings], here.count, factor))
+        if only is None or any(param in only for param in again):
+            result.update(replayed_sums(list(again), [(r.terms, r.calls) for r in recordings], here.count, factor))
         return result
+
+    @torch.no_grad()
+    def gram(self, recording: Recording) -> Tensor:
+        """Inner products between the gradients of all samples, over all parameters, up to a common factor."""
+        return gram_matrix(recording.terms, recording.calls, recording.count)
+
+    @torch.no_grad()
+    def weighted(self, recording: Recording, weights: Tensor, params: Collection[Tensor]) -> dict[Tensor, Tensor]:
+        """Sums over samples of these parameters' gradients, as they came from the loss, each sample with its weight."""
+        return weighted_sums(list(params), recording.terms, recording.calls, recording.count, weights)
 
 
 def follow(watch: Watch, module: nn.Module, name: str) -> Iterator[Any]:

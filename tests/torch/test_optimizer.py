@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 
 import pytest
 
@@ -245,6 +246,40 @@ def test_hooks_and_gradients_are_there_after_a_step():
     opt.step(closure)
     assert seen == [1]
     assert_same([p.grad for p in model.parameters()], expected)
+
+
+@kinds
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_a_copy_goes_on_alike(make, copied):
+    model = make_model()
+    opt = make(model)
+    train(model, opt, range(15))
+    twin, twin_opt = copied((model, opt))
+    train(model, opt, range(15, 30))
+    train(twin, twin_opt, range(15, 30))
+    assert_same(snapshot(twin, twin_opt), snapshot(model, opt))
+
+
+def test_a_parameter_that_only_the_first_evaluation_reaches_is_put_back():
+    model = make_model()
+    extra = nn.Parameter(torch.ones(3))
+    opt = VSGD([*model.parameters(), extra])
+    x, y = batch()
+    for _ in range(15):
+        calls = []
+
+        def closure(calls=calls):
+            opt.zero_grad()
+            calls.append(0)
+            logits = model(x) + (extra if len(calls) == 1 else 0)
+            loss = F.cross_entropy(logits, y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    assert torch.equal(extra, torch.ones(3))
 
 
 class TestBadInput:

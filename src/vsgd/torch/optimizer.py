@@ -87,6 +87,8 @@ class VSGD(Optimizer):
     weights to evaluate and save; there is no mode to switch.
     """
 
+    _normalisations: Iterable[Any] | None
+
     def __init__(
         self,
         params: nn.Module | Iterable[Any],
@@ -108,10 +110,7 @@ class VSGD(Optimizer):
             )
         self._reduction = reduction
         self._reweight = reweight
-        self._outliers: dict[Tensor, Tensor] = {}
-        self._counts: dict[Tensor, float] = {}
-        self._saved: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory is slow to come by
-        self._normalisations: Iterable[Any] | None = None
+        self._forget()
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -140,6 +139,21 @@ class VSGD(Optimizer):
                 raise TypeError(
                     f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two"
                 )
+
+    def _forget(self) -> None:
+        """Drop what is not worth saving."""
+        self._outliers: dict[Tensor, Tensor] = {}
+        self._counts: dict[Tensor, float] = {}
+        self._saved: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory is slow to come by
+        self._normalisations = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_recorder", "_reduction", "_reweight")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
 
     # --- a step ---------------------------------------------------------------------------------------------------
 

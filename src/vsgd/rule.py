@@ -111,16 +111,37 @@ def rate(mean: Moments, count: Array, options: Options = PAPER) -> Array:
     return share / (abs(mean.curv) + options.epsilon)
 
 
-def remember(memory: Array, mean: Moments, learning: Array, options: Options = PAPER) -> Array:
-    """τ ← (1 − ḡ²/v̄) τ + 1 where `learning`: a large step makes the past worth less."""
+def may_grow(memory: Array, seen: Array, options: Options) -> Array:
+    """Is τ short of its limit? Squares are compared instead of roots."""
+    square = memory * memory
+    return (square < options.memory_limit * options.memory_limit) | (square < seen) | (options.memory_limit == 0)
+
+
+def remember(
+    memory: Array, mean: Moments, learning: Array, options: Options = PAPER, growing: Array | None = None
+) -> Array:
+    """τ ← (1 − ḡ²/v̄) τ + 1 where `learning`: a large step makes the past worth less.
+
+    The 1 is added only where τ is `growing`, if that is given.
+    """
     forgotten = signal_share(mean, noise(mean, options)) * memory
-    return memory - learning * forgotten + learning
+    return memory - learning * forgotten + (learning if growing is None else growing)
 
 
 def bootstrap_weight(state: State, count: Array, options: Options) -> Array:
     """The weight that makes a plain mean of the first samples; 0 once there are enough."""
     total = state.seen + count
     return count / (total + (total == 0)) * (state.seen < options.bootstrap)
+
+
+def distrust(mean: Moments, ended: Array, options: Options) -> Moments:
+    """The averages, less trusted where the bootstrap has just `ended`."""
+    return Moments(
+        grad=mean.grad,
+        grad_sq=mean.grad_sq + ended * (options.slow_start * mean.grad_sq - mean.grad_sq),
+        curv=mean.curv,
+        curv_sq=mean.curv_sq + ended * (options.slow_start * mean.curv_sq - mean.curv_sq),
+    )
 
 
 def step(
@@ -143,12 +164,15 @@ def step(
     """
     learning = (count > 0) & (state.seen >= options.bootstrap)
     outlier = learning & options.detect_outliers & is_outlier(state.mean, batch, options)
-    memory = state.memory + outlier
+    seen = state.seen + count
+    growing = learning & may_grow(state.memory, seen, options)
+    memory = state.memory + (outlier & growing)
 
     mean = average(state.mean, batch, learning / memory + bootstrap_weight(state, count, options))
+    mean = distrust(mean, (state.seen < options.bootstrap) & (seen >= options.bootstrap), options)
     basis = mean if share is None else share(mean)
     eta = learning * rate(basis, count, options)
-    memory = remember(memory, basis, learning, options)
+    memory = remember(memory, basis, learning, options, growing)
     theta = theta - eta * batch.grad
 
-    return theta, State(mean=mean, memory=memory, seen=state.seen + count), Info(rate=eta, outlier=outlier)
+    return theta, State(mean=mean, memory=memory, seen=seen), Info(rate=eta, outlier=outlier)

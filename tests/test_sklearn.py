@@ -93,7 +93,7 @@ def test_in_a_pipeline_and_a_grid_search():
     texts = ["good great fine", "great good", "fine great", "bad awful poor", "awful bad", "poor bad"] * 20
     labels = ["+", "+", "+", "-", "-", "-"] * 20
     search = GridSearchCV(
-        make_pipeline(CountVectorizer(), VSGDClassifier(random_state=0, max_iter=50)),
+        make_pipeline(CountVectorizer(), VSGDClassifier(random_state=0)),
         {"vsgdclassifier__penalty": [None, "l2"]},
         cv=3,
     )

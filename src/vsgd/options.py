@@ -41,5 +41,5 @@ PAPER = Options()
 VSGD_2012 = Options(detect_outliers=False, normalize_curvature=False)
 """vSGD, the predecessor: trusts the curvature it is given and every sample it sees."""
 
-COLUMNS = Options(epsilon=1e-100, slow_start=10.0, memory_limit=100.0, column_probe=True, caution=0.1)
+COLUMNS = Options(epsilon=1e-100, memory=10.0, slow_start=10.0, memory_limit=100.0, column_probe=True, caution=0.1)
 """For linear models: no constant in it has the unit of a feature or of the loss, so neither matters."""

@@ -67,18 +67,21 @@ class Workspace(NamedTuple):
 
 
 def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
-    """Enough room for the longest rows to meet in one minibatch."""
+    """Enough room for the longest rows to meet in one minibatch.
+
+    Indices are unsigned, which spares the compiled loops the question whether one counts from the end.
+    """
     batch_size = min(batch_size, len(rows.length))
     entries = int(np.sort(rows.length)[len(rows.length) - batch_size :].sum()) + batch_size
     slots = min(columns, entries)
     return Workspace(
         slot_of=np.full(columns, -1, np.int64),
-        column=np.empty(slots, np.int64),
+        column=np.empty(slots, np.uint32),
         count=np.empty(slots),
         squares=np.empty(slots),
         moments=np.empty((slots, 4, outputs)),
         delta=np.empty((slots, outputs)),
-        entry_slot=np.empty(entries, np.int64),
+        entry_slot=np.empty(entries, np.uint32),
         entry_value=np.empty(entries),
         row_end=np.zeros(batch_size + 1, np.int64),
         margin=np.empty((batch_size, outputs)),
@@ -140,21 +143,23 @@ def state_of(table: Any, column: int, k: int) -> State:
 
 def evaluate(model: Model, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
     """Margins and slopes at θ, and the sums of the gradients and of their squares. The loss of the minibatch."""
+    table, column, moments = model.table, work.column, work.moments
+    entry_slot, entry_value = work.entry_slot, work.entry_value
     outputs = work.margin.shape[1]
     loss = 0.0
     for i in range(len(batch)):
         for k in range(outputs):
-            work.margin[i, k] = 0.0
-        for e in range(work.row_end[i], work.row_end[i + 1]):
-            for k in range(outputs):
-                theta = model.table[work.column[work.entry_slot[e]], THETA, k]
-                work.margin[i, k] += work.entry_value[e] * theta
+            margin = 0.0
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                margin += entry_value[e] * table[column[entry_slot[e]], THETA, k]
+            work.margin[i, k] = margin
         loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.slope)
         for e in range(work.row_end[i], work.row_end[i + 1]):
+            slot, x = entry_slot[e], entry_value[e]
             for k in range(outputs):
-                grad = work.slope[i, k] * work.entry_value[e]
-                work.moments[work.entry_slot[e], 0, k] += grad
-                work.moments[work.entry_slot[e], 1, k] += grad * grad
+                grad = work.slope[i, k] * x
+                moments[slot, 0, k] += grad
+                moments[slot, 1, k] += grad * grad
     return loss
 
 
@@ -177,19 +182,23 @@ def choose_shifts(model: Model, slots: int, unit: float, task: Task, options: Op
 
 def probe(batch: Any, targets: Any, weights: Any, task: Task, options: Options, work: Workspace) -> None:
     """Slopes at θ + δ, and the sums of the curvatures and of their squares."""
+    entry_slot, entry_value, deltas, moments = work.entry_slot, work.entry_value, work.delta, work.moments
     outputs = work.margin.shape[1]
     for i in range(len(batch)):
-        for e in range(work.row_end[i], work.row_end[i + 1]):
-            for k in range(outputs):
-                work.margin[i, k] += work.entry_value[e] * work.delta[work.entry_slot[e], k]
+        for k in range(outputs):
+            margin = work.margin[i, k]
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                margin += entry_value[e] * deltas[entry_slot[e], k]
+            work.margin[i, k] = margin
         slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.shifted)
         for e in range(work.row_end[i], work.row_end[i + 1]):
-            slot, x = work.entry_slot[e], work.entry_value[e]
+            slot, x = entry_slot[e], entry_value[e]
             for k in range(outputs):
-                grad, delta = work.slope[i, k] * x, work.delta[slot, k]
-                h = cautious(curvature(grad, work.shifted[i, k] * x, delta), grad, delta, options)
-                work.moments[slot, 2, k] += h
-                work.moments[slot, 3, k] += h * h
+                # curvature per unit of shift; `update` divides by the shift, once for all samples
+                grad = work.slope[i, k] * x
+                h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, options)
+                moments[slot, 2, k] += h
+                moments[slot, 3, k] += h * h
 
 
 def update(model: Model, slots: int, task: Task, options: Options, work: Workspace) -> None:
@@ -198,15 +207,17 @@ def update(model: Model, slots: int, task: Task, options: Options, work: Workspa
     for s in range(slots):
         column, count = work.column[s], work.count[s]
         work.slot_of[column] = -1
+        share = 1.0 / count
         penalize = column < len(work.slot_of) - 1 or not task.intercept
         for k in range(work.delta.shape[1]):
             state = state_of(table, column, k)
             old = table[column, THETA, k]
+            per_shift = 1.0 / abs(work.delta[s, k])
             batch = Moments(
-                grad=work.moments[s, 0, k] / count,
-                grad_sq=work.moments[s, 1, k] / count,
-                curv=work.moments[s, 2, k] / count,
-                curv_sq=work.moments[s, 3, k] / count,
+                grad=work.moments[s, 0, k] * share,
+                grad_sq=work.moments[s, 1, k] * share,
+                curv=work.moments[s, 2, k] * share * per_shift,
+                curv_sq=work.moments[s, 3, k] * share * per_shift * per_shift,
             )
             if penalize and task.l1 + task.l2 > 0:
                 rarity = model.progress[2] / (state.seen + count)

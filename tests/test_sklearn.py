@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -17,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import scale
 
 import vsgd
-from vsgd.sklearn import VSGDClassifier, VSGDRegressor
+from vsgd.sklearn import VSGDClassifier, VSGDRegressor, classifier, regressor
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +103,15 @@ def test_in_a_pipeline_and_a_grid_search():
 
 
 def test_cross_validation():
-    X, y = load_iris(return_X_y=True)
+    X, y = load_breast_cancer(return_X_y=True)
     assert cross_val_score(VSGDClassifier(random_state=0), X, y).mean() > 0.9
+
+
+@pytest.mark.parametrize("module", [classifier, regressor])
+def test_the_examples_in_the_documentation(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_several_targets_through_the_wrapper():
@@ -219,6 +228,7 @@ class TestBadInput:
             {"max_iter": 0},
             {"tol": -1.0},
             {"multi_class": "some"},
+            {"multi_class": "multinomial", "loss": "hinge"},
             {"l1_ratio": 2.0},
             {"validation_fraction": 1.0},
         ],

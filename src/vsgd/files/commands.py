@@ -1,4 +1,4 @@
-"""The commands `fit`, `predict` and `score`, for a parser of subcommands."""
+"""What `vsgd fit`, `vsgd predict` and `vsgd score` do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from vsgd.errors import UserError
 from vsgd.files.reading import Chunk, chunks, examples, is_svmlight, table_rows
 from vsgd.files.schema import BadRow, Schema, infer
 from vsgd.files.storage import Trained, load, save, task_of
-from vsgd.linear import CLASSIFICATION, REGRESSION, Training, as_rows, new_model, train_on
+from vsgd.linear import CLASSIFICATION, Training, as_rows, new_model, train_on
 from vsgd.linear.training import coefficients, mean_loss
 from vsgd.options import COLUMNS
 
@@ -180,31 +179,3 @@ def score(arguments: argparse.Namespace) -> None:
         print(f"accuracy {right / rows:.6g}")
     else:
         print(f"R2 {1 - error / (targets[1] - targets[0] ** 2 / rows):.6g}")
-
-
-def add_commands(commands: Any) -> None:
-    """Add the three to what `ArgumentParser.add_subparsers` returned; each sets `run`."""
-    data = argparse.ArgumentParser(add_help=False)
-    data.add_argument("data", type=Path, help="CSV, Parquet or svmlight (.svm, .libsvm, .svmlight), gzipped or not")
-    data.add_argument("--model", type=Path, required=True, help="file of the trained model, .npz")
-    data.add_argument("--chunk-rows", type=int, default=10_000, help="rows in memory at a time (default: 10000)")
-    data.add_argument("--skip-bad-lines", action="store_true", help="count and skip lines that cannot be read")
-
-    command = commands.add_parser("fit", parents=[data], help="train on a file", description=fit.__doc__)
-    command.add_argument("--target", help="column to predict (svmlight has it first)")
-    command.add_argument("--loss", choices=[*CLASSIFICATION, *REGRESSION], default="log_loss")
-    command.add_argument("--text", action="append", default=[], metavar="COLUMN", help="column of words")
-    command.add_argument("--category", action="append", default=[], metavar="COLUMN", help="column of names")
-    command.add_argument("--hash-bits", type=int, default=18, help="2^this columns for words and names (default: 18)")
-    command.add_argument("--passes", type=int, default=5, help="passes over the file (default: 5)")
-    command.add_argument("--batch-size", type=int, default=16, help="rows per update (default: 16)")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--resume", action="store_true", help="go on after the last pass that the model file has")
-    command.set_defaults(run=fit)
-
-    command = commands.add_parser("predict", parents=[data], help="apply a model", description=predict.__doc__)
-    command.add_argument("--out", type=Path, help="file to write (default: the terminal)")
-    command.set_defaults(run=predict)
-
-    command = commands.add_parser("score", parents=[data], help="judge a model", description=score.__doc__)
-    command.set_defaults(run=score)

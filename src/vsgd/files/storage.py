@@ -35,13 +35,11 @@ class Trained(NamedTuple):
 
 
 def task_of(loss: str, classes: int) -> Task:
-    """Losses of classes compete by softmax if they can, and are one against the rest otherwise."""
+    """The task that the estimators of `vsgd.sklearn` make of a loss by default."""
     number = {**CLASSIFICATION, **REGRESSION}[loss]
-    many = classes > 2
-    softmax = many and loss == "log_loss"
     natural = loss in CLASSIFICATION or loss == "poisson"
     parameter = 0.5 if loss == "quantile" else 0.1
-    return Task(number, parameter, softmax=softmax, one_vs_rest=many and not softmax, natural_unit=natural)
+    return Task(number, parameter, one_vs_rest=classes > 2, natural_unit=natural)
 
 
 def digest(model: Model) -> str:

@@ -27,9 +27,9 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Features need not be scaled: multiplying a column by a constant does not change the predictions.
 
     Args:
-        loss: "log_loss" (logistic regression; softmax if there are more than two classes), "hinge" (linear support
-            vector machine), "squared_hinge" or "modified_huber".
-        multi_class: "multinomial", or "ovr" for one binary problem per class. Losses other than log_loss are "ovr".
+        loss: "log_loss" (logistic regression), "hinge" (linear support vector machine), "squared_hinge" or
+            "modified_huber".
+        multi_class: "ovr", one binary problem per class, or "multinomial", softmax, for the log loss only.
         penalty: None, "l2", "l1" or "elasticnet", on the coefficients as they are (then the scale of a column matters).
         alpha: weight of the penalty.
         l1_ratio: share of L1 in the elastic net.
@@ -56,8 +56,8 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_iter_: passes over the data.
         loss_curve_: loss of each pass, measured on every sample before it was learnt from.
 
-    >>> from sklearn.datasets import load_iris
-    >>> X, y = load_iris(return_X_y=True)
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> X, y = load_breast_cancer(return_X_y=True)
     >>> VSGDClassifier(random_state=0).fit(X, y).score(X, y) > 0.9
     True
     """
@@ -68,7 +68,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         loss: str = "log_loss",
         *,
-        multi_class: str = "multinomial",
+        multi_class: str = "ovr",
         penalty: str | None = None,
         alpha: float = 1e-4,
         l1_ratio: float = 0.15,
@@ -180,7 +180,9 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _check(self) -> None:
         fitting.check_parameters(self, CLASSIFICATION)
         if self.multi_class not in ("multinomial", "ovr"):
-            raise ValueError(f"multi_class={self.multi_class!r} is neither 'multinomial' nor 'ovr'")
+            raise ValueError(f"multi_class={self.multi_class!r} is neither 'ovr' nor 'multinomial'")
+        if self.multi_class == "multinomial" and self.loss != "log_loss":
+            raise ValueError(f"multi_class='multinomial' is for the log loss, not for loss={self.loss!r}")
 
     def _outputs(self) -> int:
         if len(self.classes_) < 2:
@@ -188,7 +190,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return 1 if len(self.classes_) == 2 else len(self.classes_)
 
     def _softmax(self) -> bool:
-        return len(self.classes_) > 2 and self.loss == "log_loss" and self.multi_class == "multinomial"
+        return len(self.classes_) > 2 and self.multi_class == "multinomial"
 
     def _training(self) -> Training:
         return fitting.training_of(

@@ -68,7 +68,7 @@ def compare(results: Results, seeds: int) -> list[str]:
     lines = []
     for problem in problems():
         lines += ["", f"## {problem.name}", "", "| | held-out loss | chosen |", "|---|---|---|"]
-        for rival in rivals(problem.regression, problem.multi_class, problem.scaled):
+        for rival in rivals(problem.regression, problem.many_classes, problem.scaled):
 
             def loss(choice: str, seed: int, problem: Problem = problem, rival: Rival = rival) -> float:
                 key = (problem.name, rival.name, choice, seed)

@@ -19,7 +19,8 @@ class Problem(NamedTuple):
     judge: Callable[[Any, Any], float]
     """Held-out loss, of margins and targets."""
     regression: bool = False
-    multi_class: str = "multinomial"
+    many_classes: bool = False
+    """Whether probabilities of many classes are judged, not binary ones."""
     scaled: bool = False
     fixed_split: bool = False
 
@@ -56,9 +57,9 @@ def problems() -> list[Problem]:
     found = []
     for tfidf, features in ((True, "tf-idf"), (False, "counts")):
         load = functools.partial(lambda seed, tfidf: newsgroups(tfidf), tfidf=tfidf)
-        for multi_class, judge in (("ovr", one_vs_rest_loss), ("multinomial", class_loss)):
-            name = f"20 Newsgroups, {features}, {multi_class}"
-            found.append(Problem(name, load, judge, multi_class=multi_class, scaled=True, fixed_split=True))
+        for kind, judge in (("ovr", one_vs_rest_loss), ("class probabilities", class_loss)):
+            name = f"20 Newsgroups, {features}, {kind}"
+            found.append(Problem(name, load, judge, many_classes=judge is class_loss, scaled=True, fixed_split=True))
     housing = functools.partial(table, "california-housing.csv.gz")
     for scaled, units in ((False, "unscaled"), (True, "scaled")):
         of_adult = functools.partial(split_of, adult, scaled=scaled)

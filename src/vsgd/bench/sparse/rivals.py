@@ -56,13 +56,13 @@ def remembered(parameters: dict[str, Any]) -> Callable[[Fit], Fit]:
     return around
 
 
-def mine(regression: bool, multi_class: str, **parameters: Any) -> Fit:
+def mine(regression: bool, **parameters: Any) -> Fit:
+    @remembered({"": "vSGD", **parameters})
     def fit(data: Split, seed: int) -> Any:
         settings = {"max_iter": EPOCHS, "tol": None, "random_state": seed, **parameters}
         if regression:
             return VSGDRegressor(**settings).fit(data.X, data.y).predict(data.X_test)
-        model = VSGDClassifier(multi_class=multi_class, **settings)
-        return model.fit(data.X, data.y).decision_function(data.X_test)
+        return VSGDClassifier(**settings).fit(data.X, data.y).decision_function(data.X_test)
 
     return fit
 
@@ -77,7 +77,8 @@ def sgd(regression: bool, **parameters: Any) -> Fit:
             try:
                 model.fit(data.X, data.y)
             except ValueError:  # overflow: diverged
-                return np.full(len(data.y_test), np.nan)
+                classes = 1 if regression else len(np.unique(data.y))
+                return np.full((len(data.y_test), classes)[: 1 + (classes > 2)], np.nan)
             return model.predict(data.X_test) if regression else model.decision_function(data.X_test)
 
     return fit
@@ -146,19 +147,21 @@ def vowpal_wabbit(regression: bool, flags: str) -> Fit:
     return fit
 
 
-def rivals(regression: bool, multi_class: str, scaled: bool) -> list[Rival]:
+def rivals(regression: bool, many_classes: bool, scaled: bool) -> list[Rival]:
     name = "SGDRegressor" if regression else "SGDClassifier"
     rates = RATES if scaled else np.union1d(RATES, RATES_UNSCALED)
     found = [
-        Rival("vSGD", {"": mine(regression, multi_class)}),
-        Rival("vSGD, batch_size=1", {"": mine(regression, multi_class, batch_size=1)}),
-        Rival("vSGD, options=PAPER", {"": mine(regression, multi_class, options=vsgd.PAPER)}),
+        Rival("vSGD", {"": mine(regression)}),
+        Rival("vSGD, batch_size=1", {"": mine(regression, batch_size=1)}),
+        Rival("vSGD, options=PAPER", {"": mine(regression, options=vsgd.PAPER)}),
         Rival(f"{name}, defaults", {"": sgd(regression)}),
         Rival(f"{name}, best of grid", sgd_grid(regression, rates)),
     ]
+    if many_classes:
+        found.insert(1, Rival("vSGD, multi_class=multinomial", {"": mine(regression, multi_class="multinomial")}))
     if importlib.util.find_spec("vowpalwabbit"):
         found += [
             Rival("Vowpal Wabbit, defaults", {"": vowpal_wabbit(regression, "")}),
             Rival("Vowpal Wabbit --coin", {"": vowpal_wabbit(regression, "--coin")}),
         ]
-    return [*found, Rival("batch optimum", {"": batch(regression, multi_class == "multinomial")}, random=False)]
+    return [*found, Rival("batch optimum", {"": batch(regression, many_classes)}, random=False)]

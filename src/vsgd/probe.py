@@ -15,13 +15,13 @@ def shift(state: State, grad: Array, count: Array, options: Options = PAPER) -> 
     return mean + (mean >= 0) * options.epsilon - (mean < 0) * options.epsilon
 
 
-def column_shift(seen: Array, squares: Array, unit: Array, sign: Array) -> Array:
-    """δ = ± unit / RMS of the `seen` values of a column, whose `squares` are summed: it moves the output by a unit.
+def column_shift(rms: Array, unit: Array, sign: Array) -> Array:
+    """δ = ± unit / RMS, the root mean square of the non-zero values of a column: it moves the output by a unit.
 
     All columns then disturb the output alike, whatever they are measured in. The signs are drawn at random, so that
     the columns of a row neither all add up nor all cancel.
     """
-    return sign * unit * (seen / squares) ** 0.5
+    return sign * unit / rms
 
 
 def curvature(grad: Array, shifted_grad: Array, delta: Array) -> Array:

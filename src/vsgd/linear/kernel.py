@@ -21,6 +21,9 @@ from vsgd.rule import Moments, State, step
 THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, SQUARES = range(8)
 """What the table has of a coordinate: θ, the four averages, τ, how many samples, and the sum of their x²."""
 
+ODD = np.uint64(0x9E3779B97F4A7C15)
+"""Spreads consecutive columns over all 64-bit numbers before their bits are mixed."""
+
 
 class Model(NamedTuple):
     """All that a linear model remembers, changed in place by `train`.
@@ -90,39 +93,40 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
     )
 
 
-def enter(work: Workspace, slots: int, entry: int, column: int, x: float) -> int:
-    """Note one non-zero element; a column met for the first time gets a slot. How many slots there are now."""
-    slot = work.slot_of[column]
-    if slot < 0:
-        slot = slots
-        slots += 1
-        work.slot_of[column] = slot
-        work.column[slot] = column
-        work.count[slot] = 0.0
-        work.squares[slot] = 0.0
-        for field in range(4):
-            for k in range(work.moments.shape[2]):
-                work.moments[slot, field, k] = 0.0
-    work.count[slot] += 1.0
-    work.squares[slot] += x * x
-    work.entry_slot[entry] = slot
-    work.entry_value[entry] = x
-    return slots
-
-
 def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
-    """Lay out the non-zero elements of a minibatch; an intercept is one more element, 1, of every row."""
+    """Lay out the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
+
+    A column met for the first time gets a slot. How many slots there are.
+    """
+    slot_of, column_of, count, squares, moments = work.slot_of, work.column, work.count, work.squares, work.moments
+    entry_slot, entry_value = work.entry_slot, work.entry_value
     slots = 0
     entry = 0
     for i in range(len(batch)):
         row = batch[i]
-        for t in range(rows.length[row]):
-            x = float(rows.data[rows.data_start[row] + t])
-            if x != 0:
-                slots = enter(work, slots, entry, rows.indices[rows.index_start[row] + t], x)
-                entry += 1
-        if intercept:
-            slots = enter(work, slots, entry, len(work.slot_of) - 1, 1.0)
+        length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]
+        for t in range(length + intercept):
+            x: Any = 1.0
+            column: Any = len(slot_of) - 1
+            if t < length:
+                x, column = float(rows.data[data_start + t]), rows.indices[index_start + t]
+                if x == 0:
+                    continue
+            slot = slot_of[column]
+            if slot < 0:
+                slot = slots
+                slots += 1
+                slot_of[column] = slot
+                column_of[slot] = column
+                count[slot] = 0.0
+                squares[slot] = 0.0
+                for k in range(moments.shape[2]):
+                    for field in range(4):
+                        moments[slot, field, k] = 0.0
+            count[slot] += 1.0
+            squares[slot] += x * x
+            entry_slot[entry] = slot
+            entry_value[entry] = x
             entry += 1
         work.row_end[i + 1] = entry
     return slots
@@ -171,10 +175,10 @@ def choose_shifts(model: Model, slots: int, unit: float, task: Task, options: Op
         for k in range(work.delta.shape[1]):
             state = state_of(model.table, column, k)
             if options.column_probe:
-                coin = scramble(moment + scramble(np.uint64(column)) + np.uint64(k + task.first_output))
+                coin = scramble(moment + np.uint64(column) * ODD + np.uint64(k + task.first_output))
                 squares = model.table[column, SQUARES, k] + work.squares[s]
-                sign = 1.0 if coin & np.uint64(1) else -1.0
-                work.delta[s, k] = column_shift(state.seen + work.count[s], squares, unit, sign)
+                rms = math.sqrt(squares / (state.seen + work.count[s]))
+                work.delta[s, k] = column_shift(rms, unit, 1.0 if coin & np.uint64(1) else -1.0)
             else:
                 grad = work.moments[s, 0, k] / work.count[s]
                 work.delta[s, k] = shift(state, grad, work.count[s], options)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import os
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -24,3 +28,32 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
             scope[name] = compiled(callee)
     clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     return numba.njit(clone, nogil=True, error_model="numpy")
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """Where machine code is kept between runs: a folder for this very text of the package.
+
+    numba notices when the file of a function changes, but not when that of a function it calls does.
+    """
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "vsgd" / digest[:16]
+
+
+@functools.cache
+def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled`, and stored on disk: for functions that take seconds to compile."""
+    import numba.core.config
+
+    dispatcher: Any = compiled(function)
+    config: Any = numba.core.config
+    before = config.CACHE_DIR
+    with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: compile anew each time
+        try:
+            config.CACHE_DIR = str(cache_folder())
+            dispatcher.enable_caching()
+        finally:
+            config.CACHE_DIR = before
+    return dispatcher  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.kernels import compiled
+from vsgd.kernels import kept
 
 
 class Rows(NamedTuple):
@@ -93,10 +93,10 @@ def distinct(rows: Rows, targets: Any, weights: Any, columns: int) -> Distinct:
     )
     targets, weights = targets[given].astype(np.float64), weights[given]
     sizes = np.zeros(columns)
-    compiled(largest)(rows, sizes)
+    kept(largest)(rows, sizes)
     exact = targets.view(np.uint64).copy()
     rough = np.round(targets / (np.abs(targets).max() or 1) * 2.0**24).astype(np.int64).view(np.uint64)
-    compiled(fingerprints)(rows, rows.data.astype(np.float64).view(np.uint64), sizes, exact, rough)
+    kept(fingerprints)(rows, rows.data.astype(np.float64).view(np.uint64), sizes, exact, rough)
     order = np.lexsort([exact, rough])
     exact, rough = exact[order], rough[order]
     new = np.concatenate([[True], (exact[1:] != exact[:-1]) | (rough[1:] != rough[:-1])])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.kernels import compiled
+from vsgd.kernels import kept
 from vsgd.linear import kernel
 from vsgd.linear.kernel import Model
 from vsgd.linear.losses import Task, slopes
@@ -53,7 +53,7 @@ def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, t
     parts = min(training.threads, outputs) if training.task.one_vs_rest else 1
     models = split(model, parts) if parts > 1 else [model]
     first = np.cumsum([0] + [part.table.shape[2] for part in models])
-    run = compiled(kernel.train)
+    run = kept(kernel.train)
 
     def work(i: int) -> float:
         table = models[i].table
@@ -92,7 +92,7 @@ def mostly_learns(model: Model, options: Options) -> bool:
 def mean_loss(margins: Any, targets: Any, weights: Any, task: Task) -> float:
     """The mean loss at these margins, samples × outputs."""
     out = np.empty_like(margins)
-    loss_of = compiled(slopes)
+    loss_of = kept(slopes)
     total = sum(loss_of(task, margins, i, targets[i], weights[i], out) for i in range(len(targets)))
     return float(total / weights.sum())
 

@@ -68,3 +68,8 @@ def streams() -> dict[str, Callable[[int], float]]:
             found[f"river LogisticRegression{note}"] = river
     found["previous label"] = lambda seed: float(np.mean(y[BURN_IN:] == y[BURN_IN - 1 : -1]))
     return found
+
+
+def is_random(name: str) -> bool:
+    """Whether the seed matters: the others see the rows in their order and draw nothing."""
+    return name.startswith("vSGD")

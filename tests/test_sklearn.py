@@ -154,6 +154,21 @@ def test_early_stopping_looks_at_held_out_samples(cancer):
     assert model.loss_curve_[-1] < 0.3
 
 
+def test_held_out_samples_do_not_depend_on_the_order_of_rows(cancer):
+    X, _, y, _ = cancer
+    model = VSGDClassifier(early_stopping=True, random_state=0)
+    there, back = (clone(model).fit(X[::step], y[::step]).coef_ for step in (1, -1))
+    np.testing.assert_allclose(there, back, rtol=1e-9)
+
+
+def test_averaging_may_begin_later(cancer):
+    X, _, y, _ = cancer
+    model = VSGDClassifier(max_iter=2, tol=None, warm_start=True, random_state=0).fit(X, y)
+    model.set_params(average=True).fit(X, y)
+    assert model.score(X, y) > 0.9
+    assert not np.array_equal(model.coef_[0], model.model_.table[:-1, 0, 0])
+
+
 def test_says_so_when_it_did_not_converge(cancer):
     X, _, y, _ = cancer
     with pytest.warns(ConvergenceWarning, match="max_iter=2"):
@@ -252,6 +267,11 @@ class TestBadInput:
         model = VSGDClassifier().partial_fit(self.X, self.y, classes=[0, 1, 2])
         with pytest.raises(ValueError, match="features"):
             model.partial_fit(self.X[:, :2], self.y)
+
+    def test_an_intercept_that_comes_late(self):
+        model = VSGDClassifier(fit_intercept=False).partial_fit(self.X, self.y, classes=[0, 1, 2])
+        with pytest.raises(ValueError, match="fit_intercept"):
+            model.set_params(fit_intercept=True).partial_fit(self.X, self.y)
 
     def test_one_class(self):
         with pytest.raises(ValueError, match="one class"):

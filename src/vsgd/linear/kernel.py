@@ -18,7 +18,8 @@ from vsgd.options import Options
 from vsgd.probe import cautious, column_shift, curvature, shift
 from vsgd.rule import Moments, State, step
 
-THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, SQUARES = range(8)
+FIELDS = range(8)
+THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, SQUARES = FIELDS
 """What the table has of a coordinate: θ, the four averages, τ, how many samples, and the sum of their x²."""
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -42,7 +43,7 @@ class Model(NamedTuple):
 
 
 def new_model(columns: int, outputs: int, task: Task, options: Options, seed: int) -> Model:
-    table = np.zeros((columns, 8, outputs))
+    table = np.zeros((columns, len(FIELDS), outputs))
     table[:, MEMORY] = options.memory
     return Model(
         table=table,

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm.auto import tqdm
 
 from vsgd.linear import Task, Training, as_rows, distinct, learning_rates, new_model, train_on
+from vsgd.linear.kernel import FIELDS, THETA
 from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, shuffles
 from vsgd.options import COLUMNS
 
@@ -68,11 +69,16 @@ def read(estimator: Any, X: Any, y: Any, *, numeric: bool, reset: bool) -> Any:
 def ensure_model(estimator: Any, outputs: int, training: Training, keep: bool) -> Any:
     """The model to go on with, or a new one."""
     rng = check_random_state(estimator.random_state)
+    columns = estimator.n_features_in_ + training.task.intercept
     if not (keep and hasattr(estimator, "model_")):
-        columns = estimator.n_features_in_ + training.task.intercept
         seed = int(rng.randint(2**31 - 1))
         estimator.model_ = new_model(columns, outputs, training.task, training.options, seed)
         estimator.loss_curve_ = []
+    model = estimator.model_
+    if model.table.shape != (columns, len(FIELDS), outputs):
+        raise ValueError("fit_intercept or the number of classes is not what the model was begun with")
+    if training.task.average and model.average.shape[0] == 0:
+        estimator.model_ = model._replace(average=model.table[:, THETA].copy())
     return rng
 
 
@@ -90,7 +96,7 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
     if estimator.early_stopping:
         held = max(1, int(estimator.validation_fraction * len(samples.rows)))
         shuffled = stream.permutation(samples.rows)
-        held_out, learn_from = shuffled[:held], np.sort(shuffled[held:])
+        held_out, learn_from = shuffled[:held], shuffled[held:]
         if len(learn_from) == 0:
             raise ValueError("early_stopping leaves no sample to learn from; the data has too few samples")
 

@@ -13,6 +13,7 @@ from vsgd.blocks import shared
 from vsgd.kernels import compiled
 
 UPDATES = 1000
+LIMITED = PAPER._replace(slow_start=10.0, memory_limit=10.0)
 SHAPES = ("quad", "abs", "rectlin", "gauss")
 
 
@@ -124,6 +125,26 @@ def test_nothing_moves_before_ten_samples():
     assert theta < 1
 
 
+def test_a_slow_start_distrusts_the_first_averages():
+    state = init(1.0)
+    options = Options(slow_start=10.0)
+    for _ in range(10):
+        _, state, _ = step(1.0, state, Moments(1.0, 2.0, 3.0, 9.0), 1, options)
+    assert state.mean == Moments(1.0, 20.0, 3.0, 90.0)
+
+
+def test_a_limited_memory_grows_with_the_root_of_time():
+    rng = np.random.default_rng(0)
+    longest = {}
+    for limit in (0.0, 10.0):
+        state = init(1.0)
+        for g in rng.standard_normal(10_000).tolist():
+            _, state, _ = step(1.0, state, Moments(g, g * g, 1.0, 1.0), 1, Options(memory_limit=limit))
+        longest[limit] = state.memory
+    assert 50 < longest[10.0] <= 102
+    assert longest[0.0] > 1000
+
+
 def test_constant_curvature_is_never_an_outlier():
     """Rounding leaves a variance of zero, or a little below it; that must not count as evidence."""
     rng = np.random.default_rng(0)
@@ -202,7 +223,7 @@ def moments_of(pairs, dtype) -> Moments:
 
 
 @pytest.mark.parametrize(("dtype", "largest", "width"), [("float64", 1e150, 64), ("float32", 2.0**59, 32)])
-@pytest.mark.parametrize("options", [PAPER, VSGD_2012], ids=["paper", "vsgd"])
+@pytest.mark.parametrize("options", [PAPER, VSGD_2012, LIMITED], ids=["paper", "vsgd", "limited"])
 def test_finite_whatever_the_moments(dtype, largest, width, options):
     """Zeros, subnormals and numbers whose squares just fit: finite results, rate ≥ 0, memory ≥ 1."""
 

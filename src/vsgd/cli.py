@@ -1,15 +1,17 @@
-"""The `vsgd` command: a thin layer of words over `vsgd.bench`."""
+"""The `vsgd` command: a thin layer of words over `vsgd.bench` and `vsgd.files`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from vsgd import __version__
+from vsgd.arguments import at_least
 from vsgd.errors import UserError
+from vsgd.files import add_commands
 
 FIGURE_NAMES = ("1", "2", "3", "4", "5", "6", "drift")
 
@@ -25,19 +27,6 @@ def figure_name(text: str) -> str:
     if text not in FIGURE_NAMES:
         raise argparse.ArgumentTypeError(f"there is no figure {text!r}, there are {', '.join(FIGURE_NAMES)}")
     return text
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is too small, it must be at least {least}")
-        return value
-
-    return number
 
 
 def figures(arguments: argparse.Namespace) -> None:
@@ -75,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--updates", type=at_least(2), default=1024, help="updates of each run (default: 1024)")
     command.add_argument("--seed", type=at_least(0), default=0, help="where all randomness comes from (default: 0)")
     command.set_defaults(run=figures)
+    add_commands(commands)
     return main_parser
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import os
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -15,9 +19,14 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     The rule stays importable without numba, and its one text is also the body of every fused loop. Compiled
     code is free of the interpreter lock, so loops run side by side in ordinary threads.
     """
+    return compiled_with(function)
+
+
+def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
+    """The same, with some of the function's globals set to values that the compiler then knows."""
     import numba
 
-    scope = dict(function.__globals__)
+    scope = {**function.__globals__, **constants}
     for name in function.__code__.co_names:
         callee = scope.get(name)
         if isinstance(callee, types.FunctionType) and callee.__module__.startswith("vsgd."):
@@ -25,3 +34,32 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     # a product and a sum may round once instead of twice
     return numba.njit(clone, nogil=True, error_model="numpy", fastmath={"contract"})
+
+
+@functools.cache
+def cache_folder() -> Path:
+    """Where machine code is kept between runs: a folder for this very text of the package.
+
+    numba notices when the file of a function changes, but not when that of a function it calls does.
+    """
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "vsgd" / digest[:16]
+
+
+@functools.cache
+def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`compiled`, and stored on disk: for functions that take seconds to compile."""
+    import numba.core.config
+
+    dispatcher: Any = compiled(function)
+    config: Any = numba.core.config
+    before = config.CACHE_DIR
+    with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: compile anew each time
+        try:
+            config.CACHE_DIR = str(cache_folder())
+            dispatcher.enable_caching()
+        finally:
+            config.CACHE_DIR = before
+    return dispatcher  # type: ignore[no-any-return]

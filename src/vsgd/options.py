@@ -16,6 +16,10 @@ class Options(NamedTuple):
         resolution: a variance below this share of the mean square is rounding (float32 cannot tell it from none).
         detect_outliers: whether an outlier lengthens the memory before it is averaged in.
         normalize_curvature: whether noisy curvature counts for more, h̄ = v̄^fd / h̄^fd, or h̄ is taken as it is.
+        slow_start: v̄ and v̄^fd are multiplied by this at the end of the bootstrap (1 in the paper).
+        memory_limit: τ grows no further than the larger of this and √seen; 0, as in the paper, is no limit.
+        column_probe: whether the shift δ is sized by the data of a column, or δ = ḡ as in the paper.
+        caution: share of |∇/δ| added to a curvature, since a kink may lie just beyond the shift (0 in the paper).
     """
 
     epsilon: float = 1e-5
@@ -25,6 +29,10 @@ class Options(NamedTuple):
     resolution: float = 1e-6
     detect_outliers: bool = True
     normalize_curvature: bool = True
+    slow_start: float = 1.0
+    memory_limit: float = 0.0
+    column_probe: bool = False
+    caution: float = 0.0
 
 
 PAPER = Options()
@@ -32,3 +40,6 @@ PAPER = Options()
 
 VSGD_2012 = Options(detect_outliers=False, normalize_curvature=False)
 """vSGD, the predecessor: trusts the curvature it is given and every sample it sees."""
+
+COLUMNS = Options(epsilon=1e-100, memory=10.0, slow_start=10.0, memory_limit=100.0, column_probe=True, caution=0.1)
+"""For linear models: no constant in it has the unit of a feature or of the loss, so neither matters."""

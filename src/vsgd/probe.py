@@ -15,6 +15,23 @@ def shift(state: State, grad: Array, count: Array, options: Options = PAPER) -> 
     return mean + (mean >= 0) * options.epsilon - (mean < 0) * options.epsilon
 
 
+def column_shift(rms: Array, unit: Array, sign: Array) -> Array:
+    """δ = ± unit / RMS, the root mean square of the non-zero values of a column: it moves the output by a unit.
+
+    All columns then disturb the output alike, whatever they are measured in. The signs are drawn at random, so that
+    the columns of a row neither all add up nor all cancel.
+    """
+    return sign * unit / rms
+
+
 def curvature(grad: Array, shifted_grad: Array, delta: Array) -> Array:
     """h^fd = |(∇_θ − ∇_{θ+δ}) / δ| of one sample (eq. 6)."""
     return abs((grad - shifted_grad) / delta)
+
+
+def cautious(curvature: Array, grad: Array, delta: Array, options: Options) -> Array:
+    """h^fd, or somewhat more: the gradient may yet vanish beyond the shift, where nobody looked.
+
+    A step that the shift says nothing about is then at most 1/caution shifts long.
+    """
+    return curvature + options.caution * abs(grad / delta)

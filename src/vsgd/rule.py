@@ -110,16 +110,35 @@ def rate(mean: Moments, count: Array, options: Options = PAPER) -> Array:
     return reliable / (abs(mean.curv) + options.epsilon)
 
 
-def remember(memory: Array, mean: Moments, learning: Array, options: Options = PAPER) -> Array:
-    """τ ← (1 − ḡ²/v̄) τ + 1 where `learning`: a large step makes the past worth less."""
-    forgotten = share(mean.grad * mean.grad, noise(mean, options)) * memory
-    return memory - learning * forgotten + learning
+def within_limit(memory: Array, seen: Array, options: Options) -> Array:
+    """May τ be this long? Squares are compared instead of roots."""
+    square = memory * memory
+    return (square <= options.memory_limit * options.memory_limit) | (square <= seen) | (options.memory_limit == 0)
+
+
+def remember(memory: Array, mean: Moments, learning: Array, seen: Array, options: Options = PAPER) -> Array:
+    """τ ← (1 − ḡ²/v̄) τ + 1 where `learning`: a large step makes the past worth less.
+
+    The 1 is left out where τ would grow beyond a limit, if there is one.
+    """
+    shorter = memory - learning * share(mean.grad * mean.grad, noise(mean, options)) * memory
+    return shorter + (learning & within_limit(shorter + learning, seen, options))
 
 
 def bootstrap_weight(state: State, count: Array, options: Options) -> Array:
     """The weight that makes a plain mean of the first samples; 0 once there are enough."""
     total = state.seen + count
     return count / (total + (total == 0)) * (state.seen < options.bootstrap)
+
+
+def distrust(mean: Moments, ended: Array, options: Options) -> Moments:
+    """The averages, less trusted where the bootstrap has just `ended`."""
+    return Moments(
+        grad=mean.grad,
+        grad_sq=mean.grad_sq + ended * (options.slow_start * mean.grad_sq - mean.grad_sq),
+        curv=mean.curv,
+        curv_sq=mean.curv_sq + ended * (options.slow_start * mean.curv_sq - mean.curv_sq),
+    )
 
 
 def step(
@@ -142,12 +161,15 @@ def step(
     """
     learning = (count > 0) & (state.seen >= options.bootstrap)
     outlier = learning & options.detect_outliers & is_outlier(state.mean, batch, options)
-    memory = state.memory + outlier
+    seen = state.seen + count
+    memory = state.memory + (outlier & within_limit(state.memory + outlier, seen, options))
 
     mean = average(state.mean, batch, learning / memory + bootstrap_weight(state, count, options))
+    if options.slow_start != 1:
+        mean = distrust(mean, (state.seen < options.bootstrap) & (seen >= options.bootstrap), options)
     basis = mean if shared is None else shared(mean)
     eta = learning * rate(basis, count, options)
-    memory = remember(memory, basis, learning, options)
+    memory = remember(memory, basis, learning, seen, options)
     theta = theta - eta * batch.grad
 
-    return theta, State(mean=mean, memory=memory, seen=state.seen + count), Info(rate=eta, outlier=outlier)
+    return theta, State(mean=mean, memory=memory, seen=seen), Info(rate=eta, outlier=outlier)

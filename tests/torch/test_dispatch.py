@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from vsgd import PAPER  # noqa: E402
-from vsgd.kernels import compiled  # noqa: E402
 from vsgd.torch import dispatch  # noqa: E402
 from vsgd.torch.dispatch import shift_tensor, shift_whole, update_tensor, update_whole  # noqa: E402
 from vsgd.torch.update import READERS, Averages, Gradient, GradientPair, Scale, Slots, Weighted, update_loop  # noqa: E402
 
+LIMITED = PAPER._replace(slow_start=10.0, memory_limit=10.0)
 SCALE = Scale(lr=0.5, weight_decay=0.01)
 
 
@@ -84,18 +84,21 @@ def test_threads_change_nothing(shape, dtype, monkeypatch):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for the names of x86 instructions")
 @pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
-def test_the_loop_divides_many_numbers_at_once(kind):
+@pytest.mark.parametrize(
+    "options", [PAPER, PAPER._replace(slow_start=10.0, memory_limit=10.0)], ids=["paper", "limited"]
+)
+def test_the_loop_divides_many_numbers_at_once(kind, options):
     """A small change of the arithmetic can make the compiler fall back to one number at a time, ten times slower."""
     theta, slots, counts, sources = problem(1, 7, torch.float32)
     (source,) = (each for each in sources if type(each) is kind)
-    update_tensor(source, theta, None if kind is Gradient else theta - 0.1, slots, counts, SCALE, PAPER)
-    kernel = compiled(update_loop)
-    for signature, code in kernel.inspect_asm().items():
-        if kind.__name__ + "(array(float32" in str(signature[1]).replace("Weighted(Averages", "Weighted"):
-            assert "divps" in code
-            break
-    else:
-        pytest.fail("no such loop was compiled")
+    update_tensor(source, theta, None if kind is Gradient else theta - 0.1, slots, counts, SCALE, options)
+    kernel = dispatch._loop(update_loop, options, torch.float32)
+    (code,) = [
+        code
+        for signature, code in kernel.inspect_asm().items()
+        if str(signature[1]).replace("(Averages", "").startswith(f"{kind.__name__}(array(float32")
+    ]
+    assert "divps" in code
 
 
 def test_steps_do_not_compile_anew():

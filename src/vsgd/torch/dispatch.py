@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.kernels import compiled
+from vsgd.kernels import compiled, compiled_with
 from vsgd.options import Options
 from vsgd.probe import shift
 from vsgd.torch.update import READERS, Scale, Slots, advance, each_tensor, keep, load, shift_loop, update_loop
@@ -24,7 +24,7 @@ PIECE = 1 << 16
 def shift_tensor(theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options) -> None:
     """Add δ to `theta`, rows × columns, in place, and keep what it was in `saved`."""
     if theta.is_cpu:
-        _in_pieces(compiled(shift_loop), (), (theta, saved, grad, slots), count, (_typed(options, theta),))
+        _in_pieces(_loop(shift_loop, options, theta.dtype), (), (theta, saved, grad, slots), count, ())
     else:
         _tensor_function(shift_whole)(theta, saved, grad, slots, count, options)
 
@@ -36,9 +36,8 @@ def update_tensor(
     read = READERS[type(source)]
     outliers: Tensor
     if theta.is_cpu:
-        constants = (_typed(scale, theta), _typed(options, theta))
-        arrays = (source, theta, saved, slots)
-        outliers = torch.tensor(sum(_in_pieces(compiled(update_loop), (compiled(read),), arrays, count, constants)))
+        loop, arrays = _loop(update_loop, options, theta.dtype), (source, theta, saved, slots)
+        outliers = torch.tensor(sum(_in_pieces(loop, (compiled(read),), arrays, count, (_typed(scale, theta.dtype),))))
     else:
         tensors = Scale(*(torch.as_tensor(value, dtype=theta.dtype, device=theta.device) for value in scale))
         outliers = _tensor_function(update_whole)(read, source, theta, saved, slots, count, tensors, options)
@@ -78,9 +77,14 @@ def _tensor_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
-def _typed(values: Any, like: Tensor) -> Any:
-    """The same numbers in the tensor's precision, so that float32 loops stay in float32."""
-    number = np.float64 if like.dtype == torch.float64 else np.float32
+@functools.cache
+def _loop(loop: Callable[..., Any], options: Options, dtype: torch.dtype) -> Callable[..., Any]:
+    return compiled_with(loop, OPTIONS=_typed(options, dtype))
+
+
+def _typed(values: Any, dtype: torch.dtype) -> Any:
+    """The same numbers in this precision, so that float32 loops stay in float32."""
+    number = np.float64 if dtype == torch.float64 else np.float32
     return type(values)(*(value if isinstance(value, bool) else number(value) for value in values))
 
 

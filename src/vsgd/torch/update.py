@@ -11,9 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.options import Options
+from vsgd.options import PAPER, Options
 from vsgd.probe import shift
 from vsgd.rule import Array, Moments, State, step
+
+OPTIONS = PAPER
+"""What the loops below are compiled with: as constants, so that whatever is switched off costs nothing."""
 
 
 class Slots(NamedTuple):
@@ -140,18 +143,16 @@ def keep(slots: Slots, at: Any, state: State) -> None:
     slots.memory[at] = state.memory
 
 
-def shift_loop(theta: Any, saved: Any, grad: Any, slots: Slots, count: Any, options: Options) -> None:
+def shift_loop(theta: Any, saved: Any, grad: Any, slots: Slots, count: Any) -> None:
     """Keep θ in `saved` and put θ + δ in its place. Compiled."""
     for r in range(theta.shape[0]):
         n, seen = count[r], slots.seen[r]
         for c in range(theta.shape[1]):
             saved[r, c] = theta[r, c]
-            theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, options)
+            theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, OPTIONS)
 
 
-def update_loop(
-    read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, scale: Scale, options: Options
-) -> np.int32:
+def update_loop(read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, scale: Scale) -> np.int32:
     """`advance` every coordinate, from `saved` if there was a shift, and count the outliers. Compiled.
 
     The counter is 32 bits wide, so that as many coordinates as possible go through the processor at once.
@@ -164,10 +165,10 @@ def update_loop(
             state = load(slots, (r, c), seen)
             here = theta[r, c]
             if saved is None:
-                new, state, outlier = advance(here, None, state, evidence, direction, n, scale, options)
+                new, state, outlier = advance(here, None, state, evidence, direction, n, scale, OPTIONS)
             else:
                 start = saved[r, c]
-                new, state, outlier = advance(start, here - start, state, evidence, direction, n, scale, options)
+                new, state, outlier = advance(start, here - start, state, evidence, direction, n, scale, OPTIONS)
             theta[r, c] = new
             keep(slots, (r, c), state)
             outliers = np.int32(outliers + np.int32(outlier))

@@ -1,0 +1,88 @@
+"""Speed of the sparse kernel, as ratios measured side by side in one run.
+
+An epoch of `VSGDClassifier` against one of `SGDClassifier`, and the time per non-zero element as the data grows.
+Text is 20 Newsgroups if VSGD_DATA names the folder of the data sets, and synthetic otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+from scipy import sparse
+from sklearn.linear_model import SGDClassifier
+
+from vsgd.sklearn import VSGDClassifier
+
+WORDS_PER_ROW = 100
+
+
+def power_law(nonzeros: int, columns: int = 100_000, seed: int = 0) -> sparse.csr_matrix:
+    """Rows of a hundred words, drawn as words are: the k-th most frequent about 1/k as often as the first."""
+    rng = np.random.default_rng(seed)
+    rows = nonzeros // WORDS_PER_ROW
+    indices = (columns ** rng.random(rows * WORDS_PER_ROW)).astype(np.int32) - 1
+    indptr = np.arange(rows + 1) * WORDS_PER_ROW
+    matrix = sparse.csr_matrix((np.ones(len(indices)), indices, indptr), shape=(rows, columns))
+    matrix.sum_duplicates()
+    return matrix
+
+
+def seconds(run: Callable[[], object], times: int) -> float:
+    """The least of several: what else the machine does only ever adds."""
+    best = float("inf")
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def epoch_of(fit: Callable[[int], object], times: int) -> float:
+    """Ten epochs minus five: what is done once per fit drops out."""
+    return (seconds(lambda: fit(10), times) - seconds(lambda: fit(5), times)) / 5
+
+
+def text() -> tuple[str, sparse.csr_matrix, np.ndarray]:
+    if "VSGD_DATA" in os.environ:
+        from vsgd.bench.sparse.data import newsgroups
+
+        data = newsgroups(True)
+        return "20 Newsgroups tf-idf", data.X, data.y == 0
+    X = power_law(1_000_000)
+    return "synthetic text", X, np.asarray(X[:, :50].sum(axis=1)).ravel() % 2 == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--largest", type=float, default=1e6, help="most non-zero elements (default: 1e6)")
+    parser.add_argument("--times", type=int, default=3, help="repetitions, of which the fastest counts")
+    arguments = parser.parse_args()
+
+    name, X, y = text()
+    start = time.perf_counter()
+    VSGDClassifier(max_iter=1, tol=None).fit(X[:100], np.arange(100) % 2)
+    print(f"first fit, compilation included: {time.perf_counter() - start:.1f} s")
+    theirs = epoch_of(lambda n: SGDClassifier(loss="log_loss", max_iter=n, tol=None).fit(X, y), arguments.times)
+    for batch_size in (1, 16, 32):
+        mine = epoch_of(
+            lambda n, size=batch_size: VSGDClassifier(max_iter=n, tol=None, batch_size=size).fit(X, y), arguments.times
+        )
+        print(
+            f"{name}, batch_size={batch_size}: epoch {mine * 1e3:.1f} ms, {mine / theirs:.1f} × SGDClassifier's"
+            f" {theirs * 1e3:.1f} ms"
+        )
+    nonzeros = 10**5
+    while nonzeros <= arguments.largest:
+        X = power_law(nonzeros)
+        y = np.arange(X.shape[0]) % 2
+        mine = epoch_of(lambda n, X=X, y=y: VSGDClassifier(max_iter=n, tol=None).fit(X, y), arguments.times)
+        print(f"{X.nnz:.1e} non-zeros of power-law columns: {mine / X.nnz * 1e9:.0f} ns each")
+        nonzeros *= 10
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Linear models on files of any size: `vsgd fit`, `vsgd predict` and `vsgd score` read them in chunks."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vsgd.arguments import at_least
+from vsgd.errors import UserError
+from vsgd.linear.losses import CLASSIFICATION, REGRESSION
+
+__all__ = ["add_commands"]
+
+
+def later(name: str) -> Callable[[argparse.Namespace], None]:
+    """A command that loads what it needs when it is run, so that other commands need not have it."""
+
+    def run(arguments: argparse.Namespace) -> None:
+        try:
+            commands = importlib.import_module("vsgd.files.commands")
+        except ModuleNotFoundError as error:
+            raise UserError(f"files need {error.name}: pip install 'vsgd[files]'") from None
+        getattr(commands, name)(arguments)
+
+    return run
+
+
+def add_commands(commands: Any) -> None:
+    """Add the three to what `ArgumentParser.add_subparsers` returned; each sets `run`."""
+    data = argparse.ArgumentParser(add_help=False)
+    data.add_argument("data", type=Path, help="CSV, Parquet or svmlight (.svm, .libsvm, .svmlight), gzipped or not")
+    data.add_argument("--model", type=Path, required=True, help="file of the trained model, .npz")
+    data.add_argument(
+        "--chunk-rows", type=at_least(1), default=10_000, help="rows in memory at a time (default: 10000)"
+    )
+    data.add_argument("--skip-bad-lines", action="store_true", help="count and skip lines that cannot be read")
+
+    command = commands.add_parser("fit", parents=[data], help="train a linear model on a file")
+    command.add_argument("--target", help="column to predict (svmlight has it first)")
+    command.add_argument("--loss", choices=[*CLASSIFICATION, *REGRESSION], default="log_loss")
+    command.add_argument("--text", action="append", default=[], metavar="COLUMN", help="column of words")
+    command.add_argument("--category", action="append", default=[], metavar="COLUMN", help="column of names")
+    command.add_argument(
+        "--hash-bits", type=at_least(1), default=18, help="2^this columns for words and names (default: 18)"
+    )
+    command.add_argument("--passes", type=at_least(1), default=5, help="passes over the file (default: 5)")
+    command.add_argument("--batch-size", type=at_least(1), default=16, help="rows per update (default: 16)")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--resume", action="store_true", help="go on after the last pass that the model file has")
+    command.set_defaults(run=later("fit"))
+
+    command = commands.add_parser("predict", parents=[data], help="write a prediction per row")
+    command.add_argument("--out", type=Path, help="file to write (default: the terminal)")
+    command.set_defaults(run=later("predict"))
+
+    command = commands.add_parser("score", parents=[data], help="print loss and accuracy on a file")
+    command.set_defaults(run=later("score"))

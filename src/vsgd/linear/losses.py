@@ -1,0 +1,146 @@
+"""Losses of a linear model, and their slopes in the margin. Plain scalar functions, compiled into the kernel.
+
+A loss is a number there, so that one compiled kernel serves them all. Binary targets are −1 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+LOG, HINGE, SQUARED_HINGE, MODIFIED_HUBER, SQUARED, ABSOLUTE, HUBER, EPSILON_INSENSITIVE, QUANTILE, POISSON = range(10)
+
+CLASSIFICATION = {"log_loss": LOG, "hinge": HINGE, "squared_hinge": SQUARED_HINGE, "modified_huber": MODIFIED_HUBER}
+REGRESSION = {
+    "squared_error": SQUARED,
+    "absolute_error": ABSOLUTE,
+    "huber": HUBER,
+    "epsilon_insensitive": EPSILON_INSENSITIVE,
+    "quantile": QUANTILE,
+    "poisson": POISSON,
+}
+
+LARGEST_LOG_MEAN = 100.0
+"""Poisson means beyond exp of this are not told apart; their squares would overflow."""
+
+
+class Task(NamedTuple):
+    """What a linear model is asked to minimise.
+
+    Attributes:
+        loss: one of the numbers above.
+        parameter: where the Huber loss turns linear, the insensitive width, or the quantile.
+        softmax: whether the outputs compete for one class (`LOG` only).
+        one_vs_rest: whether each output tells one class from the others.
+        natural_unit: whether a margin of 1 means something by itself; else residuals give the unit.
+        first_output: number of the first output, when outputs are spread over threads.
+        l1: weight of Σ|θ|, per sample.
+        l2: weight of ½Σθ², per sample.
+        intercept: whether the last column is a constant 1.
+        average: whether to average the iterates.
+    """
+
+    loss: int
+    parameter: float = 0.0
+    softmax: bool = False
+    one_vs_rest: bool = False
+    natural_unit: bool = True
+    first_output: int = 0
+    l1: float = 0.0
+    l2: float = 0.0
+    intercept: bool = True
+    average: bool = False
+
+
+def log_slope(margin: float, target: float) -> float:
+    z = margin * target
+    if z > 0:
+        tail = math.exp(-z)
+        return -target * tail / (1.0 + tail)
+    return -target / (1.0 + math.exp(z))
+
+
+def slope(loss: int, parameter: float, margin: float, target: float) -> float:
+    """Derivative of the loss of one sample in its margin."""
+    if loss == LOG:
+        return log_slope(margin, target)
+    if loss == SQUARED:
+        return margin - target
+    if loss == POISSON:
+        return math.exp(min(margin, LARGEST_LOG_MEAN)) - target
+    z = margin * target
+    if loss == HINGE:
+        return -target if z < 1 else 0.0
+    if loss == SQUARED_HINGE:
+        return -2 * target * max(0.0, 1 - z)
+    if loss == MODIFIED_HUBER:
+        return -2 * target * max(0.0, 1 - z) if z > -1 else -4 * target
+    residual = margin - target
+    sign = 1.0 * (residual > 0) - 1.0 * (residual < 0)
+    if loss == ABSOLUTE:
+        return sign
+    if loss == HUBER:
+        return residual if abs(residual) <= parameter else parameter * sign
+    if loss == EPSILON_INSENSITIVE:
+        return sign if abs(residual) > parameter else 0.0
+    return 1 - parameter if residual > 0 else -parameter * (residual < 0)
+
+
+def value(loss: int, parameter: float, margin: float, target: float) -> float:
+    """The loss of one sample."""
+    z = margin * target
+    if loss == LOG:
+        return math.log1p(math.exp(-abs(z))) + max(0.0, -z)
+    if loss == POISSON:
+        return math.exp(min(margin, LARGEST_LOG_MEAN)) - z
+    if loss == HINGE:
+        return max(0.0, 1 - z)
+    if loss == SQUARED_HINGE:
+        return max(0.0, 1 - z) ** 2
+    if loss == MODIFIED_HUBER:
+        return max(0.0, 1 - z) ** 2 if z > -1 else -4 * z
+    residual = margin - target
+    size = abs(residual)
+    if loss == SQUARED:
+        return residual * residual / 2
+    if loss == ABSOLUTE:
+        return size
+    if loss == HUBER:
+        return residual * residual / 2 if size <= parameter else parameter * (size - parameter / 2)
+    if loss == EPSILON_INSENSITIVE:
+        return max(0.0, size - parameter)
+    return (1 - parameter) * residual if residual > 0 else -parameter * residual
+
+
+def softmax_slopes(margin: Any, row: int, target: float, weight: float, out: Any) -> float:
+    """Slopes of the log loss of competing outputs, in a row of `out`; the loss."""
+    outputs = margin.shape[1]
+    largest = margin[row, 0]
+    for k in range(1, outputs):
+        largest = max(largest, margin[row, k])
+    total = 0.0
+    for k in range(outputs):
+        out[row, k] = math.exp(margin[row, k] - largest)
+        total += out[row, k]
+    label = int(target)
+    for k in range(outputs):
+        out[row, k] = weight * (out[row, k] / total - (k == label))
+    loss: float = weight * (math.log(total) + largest - margin[row, label])
+    return loss
+
+
+def slopes(task: Task, margin: Any, row: int, target: float, weight: float, out: Any) -> float:
+    """Slopes of all outputs at the margins of a row, in that row of `out`; the loss.
+
+    With several outputs the target is a class, and output k is to tell class k from the others.
+    """
+    if task.softmax:
+        return softmax_slopes(margin, row, target, weight, out)
+    loss = 0.0
+    for k in range(margin.shape[1]):
+        wanted = target
+        if task.one_vs_rest:
+            wanted = 1.0 if k + task.first_output == target else -1.0
+        out[row, k] = weight * slope(task.loss, task.parameter, margin[row, k], wanted)
+        loss += weight * value(task.loss, task.parameter, margin[row, k], wanted)
+    return loss

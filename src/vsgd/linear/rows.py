@@ -1,0 +1,103 @@
+"""Rows of a matrix, sparse or dense, in the one form that the kernel reads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vsgd.kernels import kept
+
+
+class Rows(NamedTuple):
+    """Row i has the values data[data_start[i] + t] in the columns indices[index_start[i] + t], t < length[i].
+
+    All rows of a dense matrix share one run of indices.
+    """
+
+    data: Any
+    indices: Any
+    data_start: Any
+    index_start: Any
+    length: Any
+
+
+def as_rows(X: Any) -> Rows:
+    """Read a CSR matrix or a dense array; entries that stand for the same element are added up."""
+    if hasattr(X, "indptr"):
+        if not X.has_canonical_format:
+            X = X.copy()
+            X.sum_duplicates()
+        start = X.indptr[:-1].astype(np.int64)
+        return Rows(X.data, X.indices, start, start, np.diff(X.indptr).astype(np.int64))
+    samples, columns = X.shape
+    return Rows(
+        data=np.ascontiguousarray(X).reshape(-1),
+        indices=np.arange(columns, dtype=np.int32),
+        data_start=np.arange(samples, dtype=np.int64) * columns,
+        index_start=np.zeros(samples, np.int64),
+        length=np.full(samples, columns, np.int64),
+    )
+
+
+def scramble(number: Any) -> Any:
+    """Mix the bits of a 64-bit number (the finalizer of splitmix64)."""
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
+
+
+def largest(rows: Rows, sizes: Any) -> None:
+    """Raise `sizes` to the largest |x| of each column."""
+    for i in range(len(rows.length)):
+        for t in range(rows.length[i]):
+            column = rows.indices[rows.index_start[i] + t]
+            sizes[column] = max(sizes[column], abs(rows.data[rows.data_start[i] + t]))
+
+
+def fingerprints(rows: Rows, bits: Any, sizes: Any, exact: Any, rough: Any) -> None:
+    """Add to `exact` and `rough` what depends on the non-zero elements of a row, not on how they are stored.
+
+    The rough print is of the elements in 2²⁴ths of the largest of their column: its unit does not matter there.
+    """
+    for i in range(len(rows.length)):
+        for t in range(rows.length[i]):
+            at = rows.data_start[i] + t
+            column = rows.indices[rows.index_start[i] + t]
+            if rows.data[at] != 0:
+                steps = np.int64(np.floor(rows.data[at] / sizes[column] * 2.0**24 + 0.5))
+                exact[i] += scramble(scramble(bits[at]) + np.uint64(column))
+                rough[i] += scramble(scramble(np.uint64(steps)) - np.uint64(column))
+        exact[i] = scramble(exact[i])
+        rough[i] = scramble(rough[i])
+
+
+class Distinct(NamedTuple):
+    """One of each set of equal samples, and what the set weighs."""
+
+    rows: Any
+    weights: Any
+
+
+def distinct(rows: Rows, targets: Any, weights: Any, columns: int) -> Distinct:
+    """Merge samples that are equal in row and target; their weights add up. Samples without weight are dropped.
+
+    A weight and a multiplicity are then the same thing. The order of the result depends neither on that of the samples
+    nor on the units of columns and target.
+    """
+    given = np.flatnonzero(weights > 0)
+    if len(given) == 0:
+        return Distinct(given, weights[given])
+    rows = rows._replace(
+        data_start=rows.data_start[given], index_start=rows.index_start[given], length=rows.length[given]
+    )
+    targets, weights = targets[given].astype(np.float64), weights[given]
+    sizes = np.zeros(columns)
+    kept(largest)(rows, sizes)
+    exact = targets.view(np.uint64).copy()
+    rough = np.round(targets / (np.abs(targets).max() or 1) * 2.0**24).astype(np.int64).view(np.uint64)
+    kept(fingerprints)(rows, rows.data.astype(np.float64).view(np.uint64), sizes, exact, rough)
+    order = np.lexsort([exact, rough])
+    exact, rough = exact[order], rough[order]
+    new = np.concatenate([[True], (exact[1:] != exact[:-1]) | (rough[1:] != rough[:-1])])
+    return Distinct(given[order[new]], np.add.reduceat(weights[order], np.flatnonzero(new)))

@@ -1,0 +1,6 @@
+"""scikit-learn estimators: linear models with no learning rate, no schedule, and no need to scale the features."""
+
+from vsgd.sklearn.classifier import VSGDClassifier
+from vsgd.sklearn.regressor import VSGDRegressor
+
+__all__ = ["VSGDClassifier", "VSGDRegressor"]

@@ -1,0 +1,126 @@
+"""Linear regression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import _check_sample_weight
+
+from vsgd.linear import REGRESSION, Training
+from vsgd.options import Options
+from vsgd.sklearn import fitting
+
+
+class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Linear regression trained by stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
+
+    Neither features nor target need be scaled. For several targets wrap it in `sklearn.multioutput`.
+
+    Args:
+        loss: "squared_error", "absolute_error", "huber", "epsilon_insensitive", "quantile", or "poisson" (counts; the
+            model is of the logarithm of the mean).
+        epsilon: where the Huber loss turns linear; the error that epsilon_insensitive forgives.
+        quantile: the quantile that the quantile loss estimates.
+
+    The other parameters and the attributes are those of `VSGDClassifier`.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> VSGDRegressor(random_state=0).fit(X, y).score(X, y) > 0.4
+    True
+    """
+
+    def __init__(
+        self,
+        loss: str = "squared_error",
+        *,
+        epsilon: float = 0.1,
+        quantile: float = 0.5,
+        penalty: str | None = None,
+        alpha: float = 1e-4,
+        l1_ratio: float = 0.15,
+        fit_intercept: bool = True,
+        batch_size: int = 16,
+        max_iter: int = 1000,
+        tol: float | None = 1e-3,
+        n_iter_no_change: int = 5,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        warm_start: bool = False,
+        average: bool = False,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: int = 0,
+        options: Options | None = None,
+    ):
+        self.loss = loss
+        self.epsilon = epsilon
+        self.quantile = quantile
+        self.penalty = penalty
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.warm_start = warm_start
+        self.average = average
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+        self.options = options
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
+        """Learn from all of X, in several passes."""
+        self._check()
+        X, y = fitting.read(self, X, y, numeric=True, reset=not (self.warm_start and hasattr(self, "model_")))
+        fitting.fit_epochs(self, X, *self._samples(X, y, sample_weight), 1, self._training())
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
+        """Learn from X once, in the order given."""
+        self._check()
+        X, y = fitting.read(self, X, y, numeric=True, reset=not hasattr(self, "model_"))
+        fitting.fit_once(self, X, *self._samples(X, y, sample_weight), 1, self._training())
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """The prediction for each row; with the Poisson loss, the mean."""
+        margins = fitting.predict_margins(self, X)[:, 0]
+        return np.exp(margins) if self.loss == "poisson" else margins
+
+    def sparsify(self) -> VSGDRegressor:
+        """Store `coef_` as a sparse matrix."""
+        fitting.sparsify(self)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _check(self) -> None:
+        fitting.check_parameters(self, REGRESSION)
+        if self.loss == "quantile" and not 0 < self.quantile < 1:
+            raise ValueError(f"quantile={self.quantile!r} is not between 0 and 1")
+        if self.loss in ("huber", "epsilon_insensitive") and not self.epsilon >= 0:
+            raise ValueError(f"epsilon={self.epsilon!r} is negative")
+
+    def _training(self) -> Training:
+        return fitting.training_of(
+            self,
+            loss=REGRESSION[self.loss],
+            parameter=float(self.quantile if self.loss == "quantile" else self.epsilon),
+            natural_unit=self.loss == "poisson",
+        )
+
+    def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+        targets = np.asarray(y, dtype=np.float64)
+        if self.loss == "poisson" and (targets < 0).any():
+            raise ValueError("the Poisson loss is for counts; y has negative values")
+        return targets, _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)

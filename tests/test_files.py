@@ -1,0 +1,169 @@
+"""`vsgd fit`, `predict` and `score` on files, good and bad."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+
+import numpy as np
+import pytest
+from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_digits
+
+from vsgd.errors import UserError
+from vsgd.files import add_commands
+from vsgd.files.storage import load
+
+
+def vsgd(*words) -> None:
+    parser = argparse.ArgumentParser(prog="vsgd")
+    add_commands(parser.add_subparsers(required=True))
+    arguments = parser.parse_args([str(word) for word in words])
+    arguments.run(arguments)
+
+
+def scores(capsys) -> dict[str, float]:
+    """What `score` printed, the last three lines."""
+    lines = capsys.readouterr().out.splitlines()[-3:]
+    return {name: float(value) for name, value in map(str.split, lines)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The same kinds of data as a user has: svmlight, CSV with numbers, names and text, gzipped or not."""
+    folder = tmp_path_factory.mktemp("files")
+    dump_svmlight_file(*load_digits(return_X_y=True), str(folder / "digits.svm"), zero_based=False)
+    with gzip.open(folder / "digits.svm.gz", "wb") as file:
+        file.write((folder / "digits.svm").read_bytes())
+    X, y = load_diabetes(return_X_y=True)
+    with (folder / "diabetes.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow([*(f"x{i}" for i in range(10)), "y"])
+        writer.writerows([*row, t] for row, t in zip(X.tolist(), y.tolist(), strict=True))
+    rng = np.random.default_rng(0)
+    with (folder / "reviews.csv").open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(["stars", "city", "review", "liked"])
+        for _ in range(600):
+            liked = rng.random() < 0.5
+            words = rng.choice(["good", "fine", "nice", "food"] if liked else ["bad", "poor", "cold", "food"], 6)
+            city = rng.choice(["Oslo", "Rome"])
+            writer.writerow([int(rng.integers(1, 6)), city, " ".join(words), "yes" if liked else "no"])
+    return folder
+
+
+@pytest.mark.parametrize("name", ["digits.svm", "digits.svm.gz"])
+def test_fit_score_and_predict_svmlight(folder, tmp_path, capsys, name):
+    vsgd("fit", folder / name, "--model", tmp_path / "m.npz")
+    vsgd("score", folder / name, "--model", tmp_path / "m.npz")
+    assert scores(capsys)["accuracy"] > 0.94
+    vsgd("predict", folder / name, "--model", tmp_path / "m.npz", "--out", tmp_path / "labels")
+    labels = (tmp_path / "labels").read_text().split()
+    assert np.mean(np.array(labels, float) == load_digits().target) > 0.94
+
+
+def test_names_text_and_numbers_in_a_table(folder, tmp_path, capsys):
+    vsgd("fit", folder / "reviews.csv", "--target", "liked", "--model", tmp_path / "m.npz")
+    schema = load(tmp_path / "m.npz").schema
+    assert (schema.numbers, schema.categories, schema.texts) == (["stars"], ["city"], ["review"])
+    vsgd("score", folder / "reviews.csv", "--model", tmp_path / "m.npz")
+    assert scores(capsys)["accuracy"] > 0.98
+
+
+def test_regression(folder, tmp_path, capsys):
+    data = folder / "diabetes.csv"
+    vsgd("fit", data, "--target", "y", "--loss", "squared_error", "--model", tmp_path / "m.npz", "--passes", 60)
+    vsgd("score", data, "--model", tmp_path / "m.npz")
+    assert scores(capsys)["R2"] > 0.4
+
+
+def test_parquet(tmp_path, capsys):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    X, y = load_breast_cancer(return_X_y=True)
+    table = pyarrow.table({**{f"x{i}": column for i, column in enumerate(X.T)}, "y": y})
+    parquet.write_table(table, tmp_path / "cancer.parquet")
+    vsgd("fit", tmp_path / "cancer.parquet", "--target", "y", "--model", tmp_path / "m.npz", "--passes", 20)
+    vsgd("score", tmp_path / "cancer.parquet", "--model", tmp_path / "m.npz")
+    assert scores(capsys)["accuracy"] > 0.9
+
+
+def test_a_fit_is_repeatable_and_sees_every_row_once_a_pass(folder, tmp_path):
+    common = ["--model", tmp_path / "m.npz", "--passes", 1, "--batch-size", 10, "--chunk-rows", 100]
+    tables = []
+    for seed in (0, 0, 1):
+        vsgd("fit", folder / "digits.svm", *common, "--seed", seed)
+        assert load(tmp_path / "m.npz").model.progress.tolist() == [seed, 180, 1797]
+        tables.append(load(tmp_path / "m.npz").model.table)
+    np.testing.assert_array_equal(tables[0], tables[1])
+    assert not np.array_equal(tables[0], tables[2])
+
+
+def test_resuming_is_not_stopping(folder, tmp_path):
+    data, first, second = folder / "digits.svm", tmp_path / "1.npz", tmp_path / "2.npz"
+    vsgd("fit", data, "--model", first, "--passes", 3)
+    vsgd("fit", data, "--model", second, "--passes", 1)
+    vsgd("fit", data, "--model", second, "--passes", 3, "--resume")
+    np.testing.assert_array_equal(load(first).model.table, load(second).model.table)
+    with pytest.raises(UserError, match="other columns"):
+        vsgd("fit", folder / "reviews.csv", "--target", "liked", "--model", second, "--resume")
+
+
+class TestBadInput:
+    def fails(self, match, *words):
+        with pytest.raises(UserError, match=match) as caught:
+            vsgd(*words)
+        assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("bad", ["1 3:x", "1 nonsense", "2 4:nan", "1 7:inf", "1 -3:1"])
+    def test_a_malformed_line_is_named_or_skipped(self, tmp_path, capsys, bad):
+        data, model = tmp_path / "d.svm", tmp_path / "m.npz"
+        data.write_text("1 1:1\n2 2:1\n" * 10 + bad + "\n1 1:2\n")
+        self.fails("line 21", "fit", data, "--model", model)
+        assert not model.exists()
+        vsgd("fit", data, "--model", model, "--skip-bad-lines")
+        assert "1 bad lines skipped" in capsys.readouterr().out
+
+    def test_a_short_row_of_a_table(self, tmp_path):
+        (tmp_path / "d.csv").write_text("a,y\n1,0\n2,1\n3\n")
+        self.fails("line 4: 1 cells", "fit", tmp_path / "d.csv", "--target", "y", "--model", tmp_path / "m.npz")
+
+    def test_a_truncated_gzip(self, folder, tmp_path):
+        whole = (folder / "digits.svm.gz").read_bytes()
+        (tmp_path / "cut.svm.gz").write_bytes(whole[: len(whole) // 2])
+        self.fails("cut short", "fit", tmp_path / "cut.svm.gz", "--model", tmp_path / "m.npz")
+        assert not (tmp_path / "m.npz").exists()
+
+    def test_no_such_file_or_target(self, folder, tmp_path):
+        self.fails("cannot read", "fit", tmp_path / "none.svm", "--model", tmp_path / "m.npz")
+        self.fails("--target", "fit", folder / "reviews.csv", "--model", tmp_path / "m.npz")
+        self.fails("no column 'z'", "fit", folder / "reviews.csv", "--target", "z", "--model", tmp_path / "m.npz")
+
+    def test_one_class(self, tmp_path):
+        (tmp_path / "d.svm").write_text("1 1:1\n1 2:1\n")
+        self.fails("at least two", "fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz")
+
+    def test_a_column_missing_at_predict_time(self, folder, tmp_path):
+        vsgd("fit", folder / "reviews.csv", "--target", "liked", "--model", tmp_path / "m.npz", "--passes", 1)
+        (tmp_path / "less.csv").write_text("stars,review\n3,good\n")
+        out = tmp_path / "out"
+        self.fails(
+            "lacks the column 'city'", "predict", tmp_path / "less.csv", "--model", tmp_path / "m.npz", "--out", out
+        )
+        assert list(tmp_path.glob("*out*")) == []
+
+    def test_a_damaged_model(self, folder, tmp_path):
+        model = tmp_path / "m.npz"
+        vsgd("fit", folder / "digits.svm", "--model", model, "--passes", 1)
+        content = bytearray(model.read_bytes())
+        content[len(content) // 2] ^= 1
+        model.write_bytes(content)
+        self.fails("damaged", "score", folder / "digits.svm", "--model", model)
+        model.write_bytes(b"nothing")
+        self.fails("damaged", "score", folder / "digits.svm", "--model", model)
+
+    def test_a_model_of_another_version(self, folder, tmp_path):
+        header = np.frombuffer(json.dumps({"vsgd": 99}).encode(), np.uint8)
+        np.savez(tmp_path / "m.npz", header=header)
+        self.fails("version 99", "score", folder / "digits.svm", "--model", tmp_path / "m.npz")

@@ -1,0 +1,47 @@
+"""Machine code that is kept on disk is never older than the text it was compiled from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import vsgd
+
+FIT = """
+import time
+import numpy as np
+from vsgd.sklearn import VSGDClassifier
+X = np.random.default_rng(0).standard_normal((100, 5))
+start = time.perf_counter()
+model = VSGDClassifier(max_iter=3, tol=None, random_state=0).fit(X, X[:, 0] > 0)
+print(time.perf_counter() - start, model.coef_.tolist())
+"""
+
+
+def fit(package: Path, cache: Path) -> tuple[float, str]:
+    environment = {**os.environ, "PYTHONPATH": str(package), "XDG_CACHE_HOME": str(cache)}
+    run = subprocess.run([sys.executable, "-c", FIT], env=environment, capture_output=True, text=True, check=True)
+    seconds, _, coefficients = run.stdout.partition(" ")
+    return float(seconds), coefficients
+
+
+def test_another_rule_is_compiled_anew(tmp_path):
+    shutil.copytree(Path(vsgd.__file__).parent, tmp_path / "package" / "vsgd")
+    first, expected = fit(tmp_path / "package", tmp_path / "cache")
+    second, again = fit(tmp_path / "package", tmp_path / "cache")
+    assert again == expected
+    assert second < first / 2
+
+    rule = tmp_path / "package" / "vsgd" / "rule.py"
+    text = rule.read_text()
+    assert "theta - eta * batch.grad" in text
+    rule.write_text(text.replace("theta - eta * batch.grad", "theta - eta * batch.grad - eta * batch.grad"))
+    assert fit(tmp_path / "package", tmp_path / "cache")[1] != expected
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    assert fit(Path(vsgd.__file__).parents[1], tmp_path / "cache")[1]

@@ -1,0 +1,194 @@
+"""The kernel on sparse rows equals the paper as scalar loops; sparse equals dense; threads change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from vsgd import COLUMNS, PAPER
+from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, new_model, train_on
+from vsgd.linear.kernel import MEMORY, SEEN, THETA
+from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
+
+COLUMNS_OF_X = 4
+
+
+@st.composite
+def csr_matrices(draw):
+    """Small matrices with empty rows, stored zeros, unsorted and repeated entries."""
+    samples = draw(st.integers(15, 40))
+    number = st.floats(-3, 3, width=32).map(lambda x: round(x, 2))
+    rows = draw(
+        st.lists(
+            st.lists(st.tuples(st.integers(0, COLUMNS_OF_X - 1), number), max_size=6),
+            min_size=samples,
+            max_size=samples,
+        )
+    )
+    indptr = np.cumsum([0] + [len(row) for row in rows])
+    indices = np.array([column for row in rows for column, _ in row], dtype=draw(st.sampled_from(["i4", "i8"])))
+    data = np.array([x for row in rows for _, x in row], dtype=draw(st.sampled_from(["f4", "f8"])))
+    return sparse.csr_matrix((data, indices, indptr), shape=(samples, COLUMNS_OF_X))
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def scalar_loops(X, y, batch_size: int, epochs: int, loss: int) -> list[reference.Coordinate]:
+    """Rows of a dense matrix through one `reference.Coordinate` per column and one for the intercept."""
+    coordinates = [reference.Coordinate(0.0) for _ in range(X.shape[1] + 1)]
+    rows = [[*map(float, row), 1.0] for row in X]
+    for _ in range(epochs):
+        for start in range(0, len(rows), batch_size):
+            batch = list(zip(rows[start : start + batch_size], y[start : start + batch_size], strict=True))
+            theta = [c.theta for c in coordinates]
+            at = [slope(loss, 0.0, dot(row, theta), t) for row, t in batch]
+            grads = [
+                [g * row[j] for g, (row, _) in zip(at, batch, strict=True) if row[j] != 0]
+                for j in range(len(coordinates))
+            ]
+            deltas = [c.delta(g) if g else 0.0 for c, g in zip(coordinates, grads, strict=True)]
+            moved = [a + b for a, b in zip(theta, deltas, strict=True)]
+            there = [slope(loss, 0.0, dot(row, moved), t) for row, t in batch]
+            for j, coordinate in enumerate(coordinates):
+                curvatures = [
+                    abs((a - b) * row[j] / deltas[j])
+                    for a, b, (row, _) in zip(at, there, batch, strict=True)
+                    if row[j] != 0
+                ]
+                coordinate.observe(grads[j], curvatures)
+    return coordinates
+
+
+def trained(X, y, *, batch_size=32, epochs=1, options=COLUMNS, outputs=1, threads=1, weights=None, seed=0, **task):
+    training = Training(Task(**task), options, batch_size, threads)
+    model = new_model(X.shape[1] + training.task.intercept, outputs, training.task, options, seed)
+    weights = np.ones(len(y)) if weights is None else weights
+    rows, order = as_rows(X), np.arange(len(y))
+    for _ in range(epochs):
+        train_on(model, rows, order, y, weights, training)
+    return model
+
+
+@settings(max_examples=60, deadline=None)
+@given(csr_matrices(), st.sampled_from([1, 3, 32]), st.sampled_from(["log_loss", "hinge", "squared_error"]))
+def test_equals_the_reference_on_random_matrices(X, batch_size, name):
+    loss = {**CLASSIFICATION, **REGRESSION}[name]
+    y = np.where(np.arange(X.shape[0]) % 3 == 0, 1.0, -1.0)
+    expected = scalar_loops(X.toarray().astype(float), y.tolist(), batch_size, 3, loss)
+    model = trained(X, y, batch_size=batch_size, epochs=3, options=PAPER, loss=loss)
+    for field, name in ((THETA, "theta"), (MEMORY, "tau"), (SEEN, "seen")):
+        wanted = [getattr(coordinate, name) for coordinate in expected]
+        np.testing.assert_allclose(model.table[:, field, 0], wanted, rtol=1e-6, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def text_like():
+    """Power-law columns of very different scales, and three classes."""
+    rng = np.random.default_rng(0)
+    X = sparse.random(400, 60, density=0.1, random_state=1, format="csr") @ sparse.diags(10.0 ** rng.uniform(-3, 3, 60))
+    y = np.asarray((X > 0) @ rng.standard_normal((60, 3))).argmax(axis=1).astype(float)
+    return X.tocsr(), y
+
+
+@pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])
+@pytest.mark.parametrize("task", [{"softmax": True}, {"one_vs_rest": True}], ids=["softmax", "ovr"])
+def test_sparse_and_dense_rows_make_the_same_model(text_like, options, task):
+    X, y = text_like
+    models = [
+        trained(data, y, epochs=3, options=options, outputs=3, loss=CLASSIFICATION["log_loss"], **task)
+        for data in (X, X.toarray(), np.asfortranarray(X.toarray()))
+    ]
+    assert np.abs(models[0].table[:, THETA]).max() > 0
+    for other in models[1:]:
+        np.testing.assert_array_equal(models[0].table, other.table)
+
+
+def test_threads_do_not_change_the_model(text_like):
+    X, y = text_like
+    one, three = (
+        trained(X, y, epochs=2, outputs=3, threads=n, loss=CLASSIFICATION["hinge"], one_vs_rest=True) for n in (1, 3)
+    )
+    np.testing.assert_array_equal(one.table, three.table)
+
+
+def test_a_column_without_entries_is_left_alone(text_like):
+    X, y = text_like
+    X = X.copy()
+    X.data[X.indices == 7] = 0
+    model = trained(X, y, outputs=3, loss=CLASSIFICATION["log_loss"], softmax=True)
+    assert model.table[7, SEEN].tolist() == [0, 0, 0]
+    assert model.table[7, THETA].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("batch_size", [1, 32])
+@pytest.mark.parametrize("loss", [*CLASSIFICATION, *REGRESSION])
+def test_the_scale_of_columns_and_loss_does_not_matter(text_like, loss, batch_size):
+    """Powers of two change no rounding, so that nothing at all may change but the units."""
+    X, labels = text_like
+    y = np.where(labels == 0, 1.0, -1.0) if loss in CLASSIFICATION else labels + 1
+    scale = 2.0 ** np.random.default_rng(3).integers(-13, 14, X.shape[1])
+    task = {"loss": {**CLASSIFICATION, **REGRESSION}[loss], "parameter": 0.3, "natural_unit": loss not in REGRESSION}
+    plain = trained(X, y, batch_size=batch_size, epochs=3, **task)
+    scaled = trained((X @ sparse.diags(scale)).tocsr(), y, batch_size=batch_size, epochs=3, **task)
+    heavy = trained(X, y, batch_size=batch_size, epochs=3, weights=np.full(len(y), 2.0**13), **task)
+    assert np.isfinite(plain.table).all()
+    assert np.abs(plain.table[:-1, THETA]).max() > 0
+    np.testing.assert_array_equal(scaled.table[:-1, THETA, 0] * scale, plain.table[:-1, THETA, 0])
+    np.testing.assert_array_equal(heavy.table[:, THETA], plain.table[:, THETA])
+
+
+def test_the_scale_of_a_column_matters_to_the_paper(text_like):
+    X, labels = text_like
+    y = np.where(labels == 0, 1.0, -1.0)
+    plain, scaled = (trained(X * c, y, options=PAPER, epochs=3, loss=0) for c in (1.0, 1024.0))
+    assert not np.allclose(scaled.table[:-1, THETA] * 1024, plain.table[:-1, THETA], rtol=0.1)
+
+
+@pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])
+@pytest.mark.parametrize("target", [-1.0, 1.0])
+def test_slopes_are_the_derivatives_of_the_losses(loss, target):
+    for margin in np.linspace(-2.95, 2.95, 60):
+        numeric = (value(loss, 0.3, margin + 1e-6, target) - value(loss, 0.3, margin - 1e-6, target)) / 2e-6
+        assert slope(loss, 0.3, margin, target) == pytest.approx(numeric, abs=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(csr_matrices(), st.randoms(use_true_random=False))
+def test_weights_are_multiplicities_whatever_the_order(X, random):
+    X = sparse.csr_matrix(X.toarray())
+    y = (np.arange(X.shape[0]) % 2).astype(float)
+    weights = np.array([float(random.randint(0, 3)) for _ in y])
+    repeats = [i for i, w in enumerate(weights) for _ in range(int(w))]
+    random.shuffle(repeats)
+    weighted = distinct(as_rows(X), y, weights, COLUMNS_OF_X)
+    repeated = distinct(as_rows(X.toarray()[repeats]), y[repeats], np.ones(len(repeats)), COLUMNS_OF_X)
+    np.testing.assert_array_equal(weighted.weights, repeated.weights)
+    np.testing.assert_array_equal(X.toarray()[weighted.rows], X.toarray()[repeats][repeated.rows])
+    np.testing.assert_array_equal(y[weighted.rows], y[repeats][repeated.rows])
+
+
+class TestPenalty:
+    """Against the optimum in closed form: least squares on rows that have one non-zero element each."""
+
+    rng = np.random.default_rng(0)
+    columns = rng.choice(5, 3000, p=[0.5, 0.3, 0.1, 0.08, 0.02])
+    X = sparse.csr_matrix((rng.uniform(0.5, 2, 3000), (np.arange(3000), columns)), shape=(3000, 5))
+    y = np.asarray(X @ np.array([1.0, -2.0, 0.5, 0.05, 3.0])) + 0.1 * rng.standard_normal(3000)
+
+    def optimum(self, l1, l2):
+        xx = np.asarray(self.X.multiply(self.X).mean(axis=0)).ravel()
+        xy = np.asarray(self.X.T @ self.y) / len(self.y)
+        return np.sign(xy) * np.maximum(np.abs(xy) - l1, 0) / (xx + l2)
+
+    @pytest.mark.parametrize(("l1", "l2"), [(0.0, 0.0), (0.0, 0.05), (0.02, 0.0), (0.02, 0.05)])
+    def test_settles_at_the_optimum_however_rare_the_column(self, l1, l2):
+        model = trained(self.X, self.y, epochs=30, loss=SQUARED, l1=l1, l2=l2, intercept=False)
+        np.testing.assert_allclose(model.table[:, THETA, 0], self.optimum(l1, l2), atol=0.03)
+        if l1:
+            assert model.table[3, THETA, 0] == 0

@@ -1,0 +1,292 @@
+"""The estimators at work: real data, pipelines, weights, streams, and what they say to bad input."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression, QuantileRegressor, SGDClassifier, SGDRegressor
+from sklearn.metrics import log_loss, mean_poisson_deviance
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.multioutput import MultiOutputRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import scale
+
+import vsgd
+from vsgd.sklearn import VSGDClassifier, VSGDRegressor, classifier, regressor
+
+
+@pytest.fixture(scope="module")
+def cancer():
+    """Thirty unscaled columns, from thousandths to thousands."""
+    return train_test_split(*load_breast_cancer(return_X_y=True), random_state=0)
+
+
+@pytest.mark.parametrize("loss", ["log_loss", "hinge", "squared_hinge", "modified_huber"])
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_unscaled_columns_beat_sgd_with_its_defaults(cancer, loss, batch_size):
+    X, X_test, y, y_test = cancer
+    mine = VSGDClassifier(loss, batch_size=batch_size, max_iter=20, tol=None, random_state=0).fit(X, y)
+    theirs = SGDClassifier(loss=loss, max_iter=20, tol=None, random_state=0).fit(X, y)
+    assert mine.score(X_test, y_test) > max(0.9, theirs.score(X_test, y_test))
+
+
+@pytest.mark.parametrize("multi_class", ["multinomial", "ovr"])
+def test_many_classes(multi_class):
+    X, X_test, y, y_test = train_test_split(*load_digits(return_X_y=True), random_state=0)
+    model = VSGDClassifier(multi_class=multi_class, max_iter=10, tol=None, random_state=0).fit(X, y)
+    assert model.score(X_test, y_test) > 0.93
+    assert model.coef_.shape == model.rates_.shape == (10, 64)
+    np.testing.assert_allclose(model.predict_proba(X_test).sum(axis=1), 1)
+
+
+def test_scaling_columns_by_any_constant_changes_predictions_by_rounding_only(cancer):
+    X, X_test, y, _ = cancer
+    units = 10.0 ** np.random.default_rng(0).uniform(-4, 4, X.shape[1])
+    model = VSGDClassifier(max_iter=5, tol=None, random_state=0)
+    plain = clone(model).fit(X, y).decision_function(X_test)
+    scaled = clone(model).fit(X * units, y, sample_weight=np.full(len(y), 1e3)).decision_function(X_test * units)
+    np.testing.assert_allclose(scaled, plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "absolute_error", "huber", "epsilon_insensitive", "quantile"])
+def test_regression_on_any_scale_of_the_target(loss):
+    X, y = load_diabetes(return_X_y=True)
+    for unit in (1e-3, 1.0, 1e3):
+        model = VSGDRegressor(loss, epsilon=10 * unit, max_iter=60, tol=None, random_state=0).fit(X, y * unit)
+        assert model.score(X, y * unit) > 0.42
+
+
+def test_quantiles():
+    X, y = load_diabetes(return_X_y=True)
+    model = VSGDRegressor("quantile", quantile=0.9, max_iter=100, tol=None, average=True, random_state=0).fit(X, y)
+    assert np.mean(y < model.predict(X)) == pytest.approx(0.9, abs=0.03)
+    best = QuantileRegressor(quantile=0.9, alpha=0).fit(X, y)
+
+    def pinball(m):
+        return np.mean(np.maximum(0.9 * (y - m.predict(X)), -0.1 * (y - m.predict(X))))
+
+    assert pinball(model) < 1.05 * pinball(best)
+
+
+def test_poisson_counts():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0, 2, (2000, 3))
+    y = rng.poisson(np.exp(X @ [0.5, -0.3, 0.8] + 0.2))
+    model = VSGDRegressor("poisson", batch_size=1, max_iter=20, tol=None, random_state=0).fit(X, y)
+    np.testing.assert_allclose(model.coef_, [[0.5, -0.3, 0.8]], atol=0.15)
+    truth = mean_poisson_deviance(y, np.exp(X @ [0.5, -0.3, 0.8] + 0.2))
+    assert mean_poisson_deviance(y, model.predict(X)) < 1.02 * truth
+
+
+def test_the_paper_to_the_letter_is_an_option(cancer):
+    X, _, y, _ = cancer
+    paper = VSGDClassifier(options=vsgd.PAPER, max_iter=3, tol=None, random_state=0).fit(X, y)
+    assert not np.allclose(paper.coef_, VSGDClassifier(max_iter=3, tol=None, random_state=0).fit(X, y).coef_)
+
+
+def test_in_a_pipeline_and_a_grid_search():
+    texts = ["good great fine", "great good", "fine great", "bad awful poor", "awful bad", "poor bad"] * 20
+    labels = ["+", "+", "+", "-", "-", "-"] * 20
+    search = GridSearchCV(
+        make_pipeline(CountVectorizer(), VSGDClassifier(random_state=0)),
+        {"vsgdclassifier__penalty": [None, "l2"]},
+        cv=3,
+    )
+    assert search.fit(texts, labels).score(["good fine", "awful poor"], ["+", "-"]) == 1
+
+
+def test_cross_validation():
+    X, y = load_breast_cancer(return_X_y=True)
+    assert cross_val_score(VSGDClassifier(random_state=0), X, y).mean() > 0.9
+
+
+@pytest.mark.parametrize("module", [classifier, regressor])
+def test_the_examples_in_the_documentation(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
+
+
+def test_several_targets_through_the_wrapper():
+    X, y = load_diabetes(return_X_y=True)
+    model = MultiOutputRegressor(VSGDRegressor(random_state=0, max_iter=20, tol=None)).fit(X, np.stack([y, -y], axis=1))
+    assert model.predict(X).shape == (len(y), 2)
+
+
+def test_a_seed_makes_it_repeatable_and_threads_do_not_matter():
+    X, y = load_digits(return_X_y=True)
+    fits = [
+        VSGDClassifier("hinge", random_state=seed, n_jobs=jobs, max_iter=2, tol=None).fit(X, y).coef_
+        for seed, jobs in [(1, 1), (1, 2), (1, 7), (2, 1)]
+    ]
+    np.testing.assert_array_equal(fits[0], fits[1])
+    np.testing.assert_array_equal(fits[0], fits[2])
+    assert not np.array_equal(fits[0], fits[3])
+
+
+def test_class_weights_are_sample_weights(cancer):
+    X, _, y, _ = cancer
+    model = VSGDClassifier(max_iter=3, tol=None, random_state=0)
+    by_class = clone(model).set_params(class_weight={0: 3.0, 1: 1.0}).fit(X, y)
+    by_sample = clone(model).fit(X, y, sample_weight=np.where(y == 0, 3.0, 1.0))
+    np.testing.assert_array_equal(by_class.coef_, by_sample.coef_)
+
+
+def test_warm_start_goes_on(cancer):
+    X, _, y, _ = cancer
+    model = VSGDClassifier(max_iter=2, tol=None, warm_start=True, random_state=0).fit(X, y)
+    first = model.loss_curve_[0]
+    assert len(model.fit(X, y).loss_curve_) == 4
+    assert model.loss_curve_[2] < first
+
+
+def test_early_stopping_looks_at_held_out_samples(cancer):
+    X, _, y, _ = cancer
+    model = VSGDClassifier(early_stopping=True, random_state=0).fit(X, y)
+    assert model.n_iter_ < 100
+    assert model.loss_curve_[-1] < 0.3
+
+
+def test_held_out_samples_do_not_depend_on_the_order_of_rows(cancer):
+    X, _, y, _ = cancer
+    model = VSGDClassifier(early_stopping=True, random_state=0)
+    there, back = (clone(model).fit(X[::step], y[::step]).coef_ for step in (1, -1))
+    np.testing.assert_allclose(there, back, rtol=1e-9)
+
+
+def test_averaging_may_begin_later(cancer):
+    X, _, y, _ = cancer
+    model = VSGDClassifier(max_iter=2, tol=None, warm_start=True, random_state=0).fit(X, y)
+    model.set_params(average=True).fit(X, y)
+    assert model.score(X, y) > 0.9
+    assert not np.array_equal(model.coef_[0], model.model_.table[:-1, 0, 0])
+
+
+def test_says_so_when_it_did_not_converge(cancer):
+    X, _, y, _ = cancer
+    with pytest.warns(ConvergenceWarning, match="max_iter=2"):
+        VSGDClassifier(max_iter=2).fit(X, y)
+
+
+def test_verbose_shows_a_bar(cancer, capsys):
+    X, _, y, _ = cancer
+    VSGDClassifier(max_iter=2, tol=None, verbose=1).fit(X, y)
+    assert "loss=" in capsys.readouterr().err
+
+
+def test_l1_makes_coefficients_zero_and_sparse():
+    X, y = load_digits(return_X_y=True)
+    model = VSGDClassifier(penalty="l1", alpha=0.1, max_iter=10, tol=None, random_state=0).fit(X, y)
+    assert np.mean(model.coef_ == 0) > 0.35
+    dense = model.predict(X)
+    assert sparse.issparse(model.sparsify().coef_)
+    np.testing.assert_array_equal(model.predict(X), dense)
+    np.testing.assert_array_equal(model.predict(sparse.csr_matrix(X)), dense)
+
+
+def test_l2_settles_where_the_batch_solver_does(cancer):
+    X, _, y, _ = cancer
+    X = scale(X)
+    model = VSGDClassifier(penalty="l2", alpha=0.01, max_iter=100, tol=None, random_state=0).fit(X, y)
+    batch = LogisticRegression(C=1 / (0.01 * len(y)), max_iter=10000).fit(X, y)
+
+    def objective(m):
+        return log_loss(y, m.predict_proba(X)) + 0.005 * np.sum(m.coef_**2)
+
+    assert objective(model) < 1.02 * objective(batch)
+
+
+class TestStream:
+    def test_rates_rise_again_after_a_change(self):
+        rng = np.random.default_rng(0)
+        X = rng.standard_normal((6000, 3))
+        truth = np.where(np.arange(6000)[:, None] < 4000, [1.0, -1.0, 0.5], [-1.0, 1.0, 0.5])
+        y = (X * truth).sum(axis=1) + 0.3 * rng.standard_normal(6000)
+        model, rates = VSGDRegressor(random_state=0, batch_size=1), []
+        for start in range(0, 6000, 100):
+            model.partial_fit(X[start : start + 100], y[start : start + 100])
+            rates.append(model.rates_[0, 0])
+        assert max(rates[40:45]) > 3 * np.median(rates[30:40])
+        np.testing.assert_allclose(model.coef_, [[-1, 1, 0.5]], atol=0.15)
+
+    def test_learns_in_the_order_given(self):
+        X, y = load_breast_cancer(return_X_y=True)
+        at_once = VSGDClassifier(random_state=0, batch_size=10).partial_fit(X[:500], y[:500], classes=[0, 1])
+        in_parts = VSGDClassifier(random_state=0, batch_size=10)
+        for start in range(0, 500, 50):
+            in_parts.partial_fit(X[start : start + 50], y[start : start + 50], classes=[0, 1])
+        np.testing.assert_array_equal(at_once.coef_, in_parts.coef_)
+
+    def test_sgd_has_the_same_methods(self):
+        wanted = {"fit", "partial_fit", "predict", "score", "sparsify"}
+        for mine, theirs in [(VSGDClassifier, SGDClassifier), (VSGDRegressor, SGDRegressor)]:
+            assert wanted <= set(dir(mine)) & set(dir(theirs))
+
+
+class TestBadInput:
+    X, y = load_iris(return_X_y=True)
+
+    @pytest.mark.parametrize(
+        "parameter",
+        [
+            {"loss": "l0"},
+            {"penalty": "l3"},
+            {"alpha": -1.0},
+            {"batch_size": 0},
+            {"max_iter": 0},
+            {"tol": -1.0},
+            {"multi_class": "some"},
+            {"multi_class": "multinomial", "loss": "hinge"},
+            {"l1_ratio": 2.0},
+            {"validation_fraction": 1.0},
+        ],
+    )
+    def test_parameters(self, parameter):
+        with pytest.raises(ValueError, match=next(iter(parameter))):
+            VSGDClassifier(**parameter).fit(self.X, self.y)
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_not_finite(self, bad):
+        X = self.X.copy()
+        X[3, 1] = bad
+        with pytest.raises(ValueError, match=r"NaN|infinity"):
+            VSGDClassifier().fit(X, self.y)
+        y = self.X[:, 0].copy()
+        y[5] = bad
+        with pytest.raises(ValueError, match=r"NaN|infinity"):
+            VSGDRegressor().fit(self.X, y)
+
+    def test_other_features(self):
+        model = VSGDClassifier().partial_fit(self.X, self.y, classes=[0, 1, 2])
+        with pytest.raises(ValueError, match="features"):
+            model.partial_fit(self.X[:, :2], self.y)
+
+    def test_an_intercept_that_comes_late(self):
+        model = VSGDClassifier(fit_intercept=False).partial_fit(self.X, self.y, classes=[0, 1, 2])
+        with pytest.raises(ValueError, match="fit_intercept"):
+            model.set_params(fit_intercept=True).partial_fit(self.X, self.y)
+
+    def test_one_class(self):
+        with pytest.raises(ValueError, match="one class"):
+            VSGDClassifier().fit(self.X, np.zeros(150))
+
+    def test_classes_of_a_stream(self):
+        with pytest.raises(ValueError, match="first call"):
+            VSGDClassifier().partial_fit(self.X, self.y)
+        with pytest.raises(ValueError, match="not announced"):
+            VSGDClassifier().partial_fit(self.X, self.y, classes=[0, 1])
+
+    def test_counts_below_zero(self):
+        with pytest.raises(ValueError, match="negative"):
+            VSGDRegressor("poisson").fit(self.X, self.y - 1)
+
+    def test_numbers_too_large(self):
+        with pytest.raises(ValueError, match="too large"):
+            VSGDRegressor(max_iter=5, tol=None).fit(self.X * 1e200, self.y)

@@ -65,7 +65,7 @@ class Diagnosis(NamedTuple):
         return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
 
 
-def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor], counts: dict[Tensor, float]) -> Diagnosis:
+def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor]) -> Diagnosis:
     """Read all of it off the optimizer's state; nothing is computed for this during training."""
     tensors, noise, signal = [], 0.0, 0.0
     for number, group in enumerate(opt.param_groups):
@@ -75,7 +75,6 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor], counts: dict[Tensor, flo
             if not state:
                 continue
             name = group["param_names"][index] if "param_names" in group else f"group {number}, parameter {index}"
-            count = counts.get(parameter, 1.0)
             ready = state["seen"] >= options.bootstrap
             mean = Moments(*(_rows(state[field], ready) for field in Moments._fields))
             memory = _rows(state["memory"], ready)
@@ -86,7 +85,7 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor], counts: dict[Tensor, flo
                 TensorInfo(
                     name=name,
                     coordinates=memory.numel(),
-                    rate=_quantiles(rate(mean, count, options) * group["lr"]),
+                    rate=_quantiles(rate(mean, group["samples"], options) * group["lr"]),
                     memory=_quantiles(memory),
                     signal_to_noise=_quantiles(mean.grad**2 / (sigma_sq + options.epsilon)),
                     outliers=float(outliers.get(parameter, torch.tensor(0))) / max(1, memory.numel()),
@@ -95,7 +94,7 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor], counts: dict[Tensor, flo
     return Diagnosis(
         tensors=tensors,
         noise_scale=noise / signal if signal > 0 else math.inf,
-        samples_per_step=max(counts.values(), default=1.0),
+        samples_per_step=max(group["samples"] for group in opt.param_groups),
         skipped=opt.param_groups[0]["skipped"],
     )
 

@@ -47,25 +47,33 @@ class Observed(NamedTuple):
 
 def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
     if not grad.is_sparse:
-        return Grad(grad.detach().to(precision(parameter)).contiguous().view(1, -1), None)
+        # a view is of someone's buffer, as in distributed training, and the second gradient will be written there too
+        grad = grad.detach().clone() if grad._is_view() else grad.detach()
+        return Grad(grad.to(precision(parameter)).contiguous().view(1, -1), None)
     grad = grad.coalesce()
     if grad.sparse_dim() != 1:
         raise ValueError("a sparse gradient must be sparse in its first axis only, as that of an embedding is")
     rows = grad.indices()[0]
-    return Grad(grad.values().to(precision(parameter)).reshape(len(rows), -1), rows)
+    return Grad(grad.values().to(precision(parameter)).view(len(rows), parameter.shape[1:].numel()), rows)
 
 
 def all_finite(loss: Tensor, grads: Iterable[Grad]) -> bool:
-    """One look at everything, so that a GPU is waited for once. Sums are the fastest that nothing infinite escapes."""
-    totals = [grad.values.sum().float() for grad in grads]
-    return bool(torch.isfinite(torch.stack([loss.detach().float(), *totals])).all())
+    """One look at everything, squares included, so that a GPU is waited for once."""
+    totals = [torch.dot(flat, flat).float() for flat in (grad.values.flatten() for grad in grads)]
+    return bool(torch.isfinite(torch.stack([loss.detach().float().reshape(()), *totals])).all())
 
 
 def of_minibatches(grads: list[Grad], shifted: list[Grad] | None) -> Observed:
     """Each minibatch as one sample."""
+    if len({grad.rows is None for grad in grads + (shifted or [])}) > 1:
+        raise RuntimeError("a parameter's gradient was sparse in one evaluation and dense in another; choose one")
     for before, after in zip(grads, shifted or [], strict=False):
         if before.rows is not None and not (after.rows is not None and torch.equal(before.rows, after.rows)):
             raise RuntimeError("the closure touched other rows when called again; it must compute the same loss twice")
+        if before.values.numel() and before.values.data_ptr() == after.values.data_ptr():
+            raise RuntimeError(
+                "the closure wrote both gradients to the same memory; let backward() make .grad, or clone it"
+            )
     if len(grads) > 1:
         return _averaged(grads, shifted)
     (grad,) = grads

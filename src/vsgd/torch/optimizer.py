@@ -25,6 +25,7 @@ from vsgd.torch.window import (
     look_again,
     new_state,
     open_window,
+    precision,
     put_back_state,
     put_back_theta,
 )
@@ -120,6 +121,7 @@ class VSGD(Optimizer):
             "steps": 0,
             "skipped": 0,
             "skipped_in_a_row": 0,
+            "samples": 1.0,
         }
         super().__init__(params.named_parameters() if isinstance(params, nn.Module) else params, defaults)
 
@@ -128,22 +130,22 @@ class VSGD(Optimizer):
         for name, least in (("lr", 0), ("weight_decay", 0), ("curvature_every", 1)):
             if not group[name] >= least:
                 raise ValueError(f"{name} is {group[name]}, it must be at least {least}")
-        if isinstance(group["options"], Options):
-            # a plain dict, so that checkpoints hold nothing but numbers and tensors
-            group["options"] = group["options"]._asdict()
+        # a plain dict, so that checkpoints hold nothing but numbers and tensors
+        group["options"] = _options(group)._asdict()
+        if self.param_groups:
+            group["steps"] = self.param_groups[0]["steps"]
         super().add_param_group(group)
         self._normalisations = None  # there may be new layers
-        for parameter in self.param_groups[-1]["params"]:
-            if not parameter.is_floating_point():
-                self.param_groups.pop()
-                raise TypeError(
-                    f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two"
-                )
+        try:
+            _check_parameters(self._parameters())
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
 
     def _forget(self) -> None:
         """Drop what is not worth saving."""
         self._outliers: dict[Tensor, Tensor] = {}
-        self._counts: dict[Tensor, float] = {}
+        self._reached: set[Tensor] = set(self.state) if hasattr(self, "state") else set()
         self._saved: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory is slow to come by
         self._normalisations = None
 
@@ -173,43 +175,47 @@ class VSGD(Optimizer):
         closures = _checked_closures(closure)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("VSGD(model) takes every row as a sample; for micro-batches use VSGD(model.parameters())")
-        places: dict[Tensor, Place] = {}
-        try:
-            loss, observed = self._observe(closures, places, scaler)
-        except BaseException as error:
-            _put_back(places)
-            if isinstance(error, NotFinite):
-                return self._skip(error.loss)
-            raise
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter in observed:
-                    self._update(parameter, group, observed[parameter], places.pop(parameter, None))
-            group["steps"] += 1
-            group["skipped_in_a_row"] = 0
-        _put_back(places)  # those that the second evaluation did not reach
-        return loss
-
-    def _observe(
-        self, closures: list[Closure], places: dict[Tensor, Place], scaler: Any
-    ) -> tuple[Any, dict[Tensor, Observed]]:
-        """Gradients at θ and, if it is time, at θ + δ: `places` then says where each parameter was."""
         if self._normalisations is None:
             self._normalisations = living_normalisations()
         replays = [Replay(self._devices(), self._normalisations) for _ in closures]
+        places: dict[Tensor, Place] = {}
+        try:
+            loss, observed = self._observe(closures, replays, places, scaler)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter in observed:
+                        self._update(parameter, group, observed[parameter], places.get(parameter))
+                        places.pop(parameter, None)
+        except NotFinite as error:
+            for replay in replays:
+                replay.undo()
+            return self._skip(error.loss)
+        finally:
+            _put_back(places)  # where something went wrong, or the second evaluation did not reach
+        self._reached = set(observed)
+        for group in self.param_groups:
+            group["steps"] += 1
+            group["skipped_in_a_row"] = 0
+        return loss
+
+    def _observe(
+        self, closures: list[Closure], replays: list[Replay], places: dict[Tensor, Place], scaler: Any
+    ) -> tuple[Any, dict[Tensor, Observed]]:
+        """Gradients at θ and, if it is time, at θ + δ: `places` then says where each parameter was."""
         here = [self._evaluate(r.first, c, scaler) for r, c in zip(replays, closures, strict=True)]
         raw = {parameter: parameter.grad for parameter in self._parameters()}
         there: list[Evaluation] | None = None
         if self._second_gradient_is_due():
-            options = {p: Options(**group["options"]) for group in self.param_groups for p in group["params"]}
+            options = {p: _options(group) for group in self.param_groups for p in group["params"]}
             for parameter, evidence in self._weigh(here, None, scaler, exact=self._is_cold()).items():
                 places[parameter] = self._shift(parameter, evidence, options[parameter])
             there = [self._evaluate(r.again, c, scaler) for r, c in zip(replays, closures, strict=True)]
         observed = self._weigh(here, there, scaler)
         if scaler is not None:
             scaler.unscale_(self)
-        for parameter, grad in raw.items():
-            parameter.grad = grad if grad is None or scaler is None else grad.div_(_scale_of(scaler))
+        if there is not None:
+            for parameter, grad in raw.items():
+                parameter.grad = grad if grad is None or scaler is None else grad.div_(_scale_of(scaler))
         loss = here[0].loss if len(here) == 1 else torch.stack([e.loss for e in here]).mean()
         return loss, observed
 
@@ -222,7 +228,7 @@ class VSGD(Optimizer):
         grads = {}
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None:
+                if parameter.grad is not None and parameter.numel():
                     values, rows = as_rows(parameter.grad, parameter)
                     scale = _scale_of(scaler) * (-1 if group["maximize"] else 1)
                     grads[parameter] = Grad(values if scale == 1 else values / scale, rows)
@@ -235,26 +241,31 @@ class VSGD(Optimizer):
             if scaler is not None:
                 scaler.unscale_(self)
             raise NotFinite(loss)
-        return Evaluation(loss=loss.detach(), grads=grads, recording=recording)
+        return Evaluation(loss=loss.detach().reshape(()), grads=grads, recording=recording)
 
     def _weigh(
         self, here: list[Evaluation], there: list[Evaluation] | None, scaler: Any, exact: bool = True
     ) -> dict[Tensor, Observed]:
-        """What the evaluations say about each parameter that all of them reached.
+        """What the evaluations say about each parameter: the micro-batches that reached it count, twice if need be.
 
         Squares over single rows cost most of the time, and the shift needs them only while averages are being started.
         """
-        evaluations = here + (there or [])
-        reached = [p for p in here[0].grads if all(p in evaluation.grads for evaluation in evaluations)]
-        seconds = None if there is None else [evaluation.grads for evaluation in there]
-        observed = {
-            p: of_minibatches([e.grads[p] for e in here], None if seconds is None else [grads[p] for grads in seconds])
-            for p in reached
-        }
+        pairs = (
+            [(e.grads, None) for e in here]
+            if there is None
+            else [(first.grads, second.grads) for first, second in zip(here, there, strict=True)]
+        )
+        observed = {}
+        for p in dict.fromkeys(p for e in here for p in e.grads):
+            both = [(a[p], b if b is None else b[p]) for a, b in pairs if p in a and (b is None or p in b)]
+            if both:
+                second_grads = [after for _, after in both if after is not None]
+                observed[p] = of_minibatches([before for before, _ in both], second_grads or None)
+        reached = list(observed)
         if self._recorder is None:
             return observed
         first, second = here[0].recording, None if there is None else there[0].recording
-        tables = {p for p in reached if self.state.get(p) and by_rows(self.state[p])}
+        tables = {p for p in reached if not self.state.get(p) or by_rows(self.state[p])}
         sums = self._recorder.sums(first, second, self._reduction, _scale_of(scaler), only=None if exact else tables)
         scale = first.count if self._reduction == "mean" else 1
         observed.update({p: of_samples(here[0].grads[p], scale, sums[p], first.count, p) for p in reached if p in sums})
@@ -292,19 +303,23 @@ class VSGD(Optimizer):
 
     def _update(self, parameter: Tensor, group: dict[str, Any], evidence: Observed, place: Place | None) -> None:
         """Let the rule move a parameter, from where it was before any shift."""
-        options = Options(**group["options"])
+        options = _options(group)
         state = self._state(parameter, evidence, options)
         if place is None:
             window, saved = open_window(parameter, state, evidence.rows, options), None
         else:
             window, saved = look_again(place.window, parameter), place.saved
+            if by_rows(state) and not len(window.slots.seen) > 1 and window.rows is None:
+                # rows began to be counted apart after the shift
+                window = open_window(parameter, state, None, options)
+                saved = saved.view_as(window.theta)
         source, count = fitted(evidence.source, evidence.counts, window.theta.shape)
         if place is None:
             # averages that are just being started wait for a step that shows them the curvature too
             count = count * (window.slots.seen >= options.bootstrap)
-        scale = Scale(lr=group["lr"], weight_decay=group["weight_decay"])
+        scale = Scale(lr=float(group["lr"]), weight_decay=group["weight_decay"])
         self._outliers[parameter] = update_tensor(source, window.theta, saved, window.slots, count, scale, options)
-        self._counts[parameter] = float(evidence.counts[0]) if len(evidence.counts) == 1 else 1.0
+        group["samples"] = float(evidence.counts.max()) if len(evidence.counts) else group["samples"]
         put_back_theta(window, parameter, window.theta)
         put_back_state(window, state)
 
@@ -322,7 +337,7 @@ class VSGD(Optimizer):
 
     def info(self) -> Diagnosis:
         """Rates, memory and noise of every tensor, and the batch size worth using. `print` shows it as a table."""
-        return diagnose(self, self._outliers, self._counts)
+        return diagnose(self, self._outliers)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -342,15 +357,17 @@ class VSGD(Optimizer):
 
     def _is_cold(self) -> bool:
         """Are averages still being started? Rare rows of a table may be so for ever, and are not asked."""
-        states = [(group, self.state[p]) for group in self.param_groups for p in group["params"] if self.state.get(p)]
+        states = [(group, self.state[p]) for group in self.param_groups for p in group["params"] if p in self._reached]
         dense = [(group, state) for group, state in states if not by_rows(state)]
-        return not states or any(float(state["seen"]) < group["options"]["bootstrap"] for group, state in dense)
+        return not states or any(float(state["seen"]) < _options(group).bootstrap for group, state in dense)
 
     def _second_gradient_is_due(self) -> bool:
         return self._is_cold() or any(group["steps"] % group["curvature_every"] == 0 for group in self.param_groups)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up where `state_dict` left off, to the bit. A state of another model is refused and nothing changes."""
+        if not all("curvature_every" in group for group in state_dict["param_groups"]):
+            raise ValueError("the state is not one of VSGD; nothing was loaded")
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         own = self._parameters()
         if len(saved) == len(own):
@@ -365,7 +382,22 @@ class VSGD(Optimizer):
         for parameter, index in zip(own, saved, strict=True):
             # the base class rounds state to the parameter's precision
             for name, value in state_dict["state"].get(index, {}).items():
-                self.state[parameter][name] = value.to(parameter.device, copy=True)
+                self.state[parameter][name] = value.to(parameter.device, precision(parameter), copy=True)
+        self._reached = set(self.state)
+
+
+def _options(group: dict[str, Any]) -> Options:
+    options = group["options"]
+    return options if isinstance(options, Options) else Options(**options)
+
+
+def _check_parameters(parameters: list[Tensor]) -> None:
+    for parameter in parameters:
+        if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
+            raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
+    places = [(p.device, p.data_ptr()) for p in parameters if p.numel() and p.device.type != "meta"]
+    if len(set(places)) < len(places):
+        raise ValueError("two parameters share memory; tie weights by using one parameter twice")
 
 
 def _put_back(places: dict[Tensor, Place]) -> None:

@@ -26,28 +26,37 @@ class Replay:
 
     def __init__(self, devices: Iterable[torch.device], normalisations: Iterable[_NormBase]):
         self._devices = [device for device in devices if device.type == "cuda"]
-        self._normalisations = normalisations
+        self._statistics = [buffer for layer in normalisations for buffer in layer.buffers()]
+        self._original: list[Tensor] = []
         self._before: list[Tensor] = []
         self._after: list[Tensor] = []
 
     def first(self, closure: Callable[[], Any]) -> Any:
         self._before = self._random_state()
+        self._original = [buffer.clone() for buffer in self._statistics]
         with torch.enable_grad():
             loss = closure()
         self._after = self._random_state()
         return loss
 
     def again(self, closure: Callable[[], Any]) -> Any:
-        training = [layer for layer in self._normalisations if layer.training]
-        kept = [(buffer, buffer.clone()) for layer in training for buffer in layer.buffers()]
+        kept = [buffer.clone() for buffer in self._statistics]
         self._set_random_state(self._before)
+        torch.clear_autocast_cache()  # it would hand out the unshifted parameters
         try:
             with torch.enable_grad():
                 return closure()
         finally:
             self._set_random_state(self._after)
-            for buffer, value in kept:
-                buffer.copy_(value)
+            self._put_back(kept)
+
+    def undo(self) -> None:
+        """Take back what the first evaluation did to running statistics."""
+        self._put_back(self._original)
+
+    def _put_back(self, values: list[Tensor]) -> None:
+        for buffer, value in zip(self._statistics, values, strict=False):
+            buffer.copy_(value)
 
     def _random_state(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]

@@ -79,9 +79,13 @@ def put_back_theta(window: Window, parameter: Tensor, theta: Tensor) -> None:
         parameter.index_copy_(0, window.rows, theta.view(-1, *parameter.shape[1:]).to(parameter.dtype))
     elif theta.data_ptr() != parameter.data_ptr():
         parameter.copy_(theta.view(parameter.shape))
+    else:
+        torch.autograd.graph.increment_version(parameter)  # compiled loops write behind autograd's back
 
 
 def put_back_state(window: Window, state: dict[str, Tensor]) -> None:
-    if window.rows is not None:
-        for name, part in zip(Slots._fields, window.slots, strict=True):
+    for name, part in zip(Slots._fields, window.slots, strict=True):
+        if window.rows is not None:
             state[name].index_copy_(0, window.rows, part.view(-1, *state[name].shape[1:]))
+        elif part.data_ptr() != state[name].data_ptr():
+            state[name] = part.view(state[name].shape)

@@ -1,0 +1,262 @@
+"""Things that went wrong once, or nearly."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+from vsgd import PAPER  # noqa: E402
+from vsgd.torch import VSGD  # noqa: E402
+
+X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
+Y = X[:, :3].argmax(1)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def closure_for(model, opt, factor=1.0):
+    def closure():
+        opt.zero_grad()
+        loss = F.cross_entropy(model(X.to(next(model.parameters()).dtype)), Y) * factor
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def test_autocast_around_the_step_sees_the_shift():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(3):
+            opt.step(closure_for(model, opt))
+    assert all(opt.state[p]["curv"].max() > 0 for p in model.parameters())
+
+
+def test_gradients_in_views_of_a_buffer_are_kept_apart():
+    """As DistributedDataParallel(gradient_as_bucket_view=True) makes them."""
+    curvatures = []
+    for bucket in (False, True):
+        model = make_model()
+        opt = VSGD(model.parameters())
+        params = list(model.parameters())
+        buffer = torch.zeros(sum(p.numel() for p in params))
+
+        def closure(model=model, opt=opt, params=params, buffer=buffer, bucket=bucket):
+            loss = closure_for(model, opt)()
+            if bucket:
+                views = buffer.split([p.numel() for p in params])
+                for p, view in zip(params, views, strict=True):
+                    p.grad = view.view_as(p).copy_(p.grad)
+            return loss
+
+        for _ in range(12):
+            opt.step(closure)
+        curvatures.append([opt.state[p]["curv"] for p in params])
+    torch.testing.assert_close(*curvatures)
+
+
+def test_gradients_in_the_same_memory_are_an_error():
+    p = nn.Parameter(torch.ones(3))
+    opt = VSGD([p])
+    buffer = torch.zeros(3)
+
+    def closure():
+        p.grad = buffer.copy_(p.detach())
+        return p.detach().sum()
+
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match="same memory"):
+        opt.step(closure)
+    assert torch.equal(p, before)
+
+
+def test_state_follows_a_change_of_precision():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for _ in range(12):
+        opt.step(closure_for(model, opt))
+    saved = opt.state_dict()
+    double = make_model().double()
+    again = VSGD(double.parameters())
+    again.load_state_dict(saved)
+    before = again.state[double[0].weight]["grad"].clone()
+    for _ in range(3):
+        again.step(closure_for(double, again))
+    assert again.state[double[0].weight]["grad"].dtype == torch.float64
+    assert not torch.equal(again.state[double[0].weight]["grad"], before)
+
+
+def test_a_micro_batch_need_not_reach_every_parameter():
+    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    opt = VSGD([a, b])
+
+    def closure(loss_of):
+        def run():
+            opt.zero_grad()
+            loss = loss_of()
+            loss.backward()
+            return loss
+
+        return run
+
+    for _ in range(40):
+        opt.step([closure(lambda: ((a - 2) ** 2 + (b - 3) ** 2).sum()), closure(lambda: ((a - 2) ** 2).sum())])
+    assert a.item() == pytest.approx(2, abs=1e-2)
+    assert b.item() == pytest.approx(3, abs=1e-2)
+    assert opt.state[b]["seen"] == 40
+    assert opt.state[a]["seen"] == 80
+
+
+def test_parameters_that_share_memory_are_refused():
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight.data = first.weight.data
+    with pytest.raises(ValueError, match="share memory"):
+        VSGD([*first.parameters(), *second.parameters()])
+
+
+def test_gradients_whose_squares_overflow_are_skipped():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for factor in (1.0, 1e19):
+        opt.step(closure_for(model, opt, factor))
+    assert opt.param_groups[0]["skipped"] == 1
+    assert all(torch.isfinite(value).all() for p in model.parameters() for value in opt.state[p].values())
+
+
+def test_gradients_are_unscaled_once_with_or_without_a_second_one():
+    model = make_model()
+    opt = VSGD(model.parameters(), curvature_every=5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(20):
+        F.cross_entropy(model(X), Y).backward()
+        expected = model[0].weight.grad.clone()
+
+        def closure():
+            opt.zero_grad()
+            loss = F.cross_entropy(model(X), Y)
+            scaler.scale(loss).backward()
+            return loss
+
+        model.zero_grad()
+        opt.step(closure, scaler=scaler)
+        scaler.update()
+        torch.testing.assert_close(model[0].weight.grad, expected)
+        model.zero_grad()
+
+
+def test_a_skipped_step_leaves_running_statistics_alone():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    opt = VSGD(model.parameters())
+    opt.step(closure_for(model, opt))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    def broken():
+        opt.zero_grad()
+        loss = model(X * float("nan")).sum()
+        loss.backward()
+        return loss
+
+    opt.step(broken)
+    torch.testing.assert_close(dict(model.named_buffers()), before, rtol=0, atol=0)
+
+
+def test_an_old_graph_is_noticed():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for _ in range(12):
+        opt.step(closure_for(model, opt))
+    loss = F.cross_entropy(model(X), Y)
+    opt.step(closure_for(model, opt))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_table_that_joins_late():
+    torch.manual_seed(0)
+    table, layer = nn.Embedding(7, 5), nn.Linear(5, 3)
+    model = nn.ModuleList([table, layer])
+    table.weight.requires_grad_(False)
+    opt = VSGD(model)
+    index = torch.randint(7, (16,), generator=torch.Generator().manual_seed(0))
+
+    def closure():
+        opt.zero_grad()
+        loss = F.cross_entropy(layer(table(index)), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(12):
+        opt.step(closure)
+    table.weight.requires_grad_(True)
+    start = table.weight.detach().clone()
+    for _ in range(30):
+        opt.step(closure)
+    assert not torch.equal(table.weight, start)
+
+
+def test_an_error_in_the_update_puts_all_parameters_back():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for _ in range(12):
+        opt.step(closure_for(model, opt))
+    before = [p.detach().clone() for p in model.parameters()]
+    opt.param_groups[0]["lr"] = "fast"
+    with pytest.raises(ValueError, match="fast"):
+        opt.step(closure_for(model, opt))
+    torch.testing.assert_close([p.detach() for p in model.parameters()], before, rtol=0, atol=0)
+
+
+def test_plain_things_work():
+    empty = nn.Parameter(torch.zeros(0, 4))
+    counter = nn.Parameter(torch.tensor(3), requires_grad=False)
+    table = nn.Embedding(5, 2, sparse=True, padding_idx=0)
+    scale = nn.Parameter(torch.tensor(2.0))
+    opt = VSGD([empty, counter, *table.parameters(), scale])
+    opt.param_groups[0]["options"] = PAPER
+
+    def closure(index):
+        def run():
+            opt.zero_grad()
+            loss = (table(index).sum(dim=(1, 2), keepdim=True)[0, 0] * scale).abs() + scale**2 + 0 * empty.sum()
+            loss.backward()
+            return loss  # of shape (1,)
+
+        return run
+
+    for step in range(30):
+        opt.step(closure(torch.tensor([[0, 0]]) if step % 2 else torch.tensor([[1, 2]])))
+    assert abs(scale.item()) < 0.5
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    with pytest.raises(ValueError, match="not one of VSGD"):
+        opt.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+
+
+def test_a_parameter_that_stopped_early_does_not_ask_for_second_gradients():
+    model = make_model()
+    extra = nn.Parameter(torch.ones(3))
+    opt = VSGD([*model.parameters(), extra], curvature_every=10)
+    calls = 0
+    for step in range(60):
+
+        def closure(step=step):
+            nonlocal calls
+            calls += 1
+            opt.zero_grad()
+            loss = F.cross_entropy(model(X) + (extra if step < 3 else 0), Y)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    assert calls == 60 + 10 + 5

@@ -111,7 +111,9 @@ def _in_pieces(
         cut = each_tensor(lambda array: array[at[: array.ndim]], views)
         return loop(*leading, *cut, counts[at[0]], *constants)
 
-    return list(_pool(threads).map(piece, _pieces(rows, columns, threads)))
+    own, *others = _pieces(rows, columns, threads)
+    tasks = [_pool(threads - 1).submit(piece, at) for at in others]
+    return [piece(own), *(task.result() for task in tasks)]
 
 
 def _pieces(rows: int, columns: int, threads: int) -> Iterator[tuple[slice, slice]]:

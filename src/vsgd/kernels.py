@@ -32,8 +32,7 @@ def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..
         if isinstance(callee, types.FunctionType) and callee.__module__.startswith("vsgd."):
             scope[name] = compiled(callee)
     clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
-    # a product and a sum may round once instead of twice
-    return numba.njit(clone, nogil=True, error_model="numpy", fastmath={"contract"})
+    return numba.njit(clone, nogil=True, error_model="numpy")
 
 
 @functools.cache

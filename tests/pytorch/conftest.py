@@ -2,11 +2,10 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 
 @pytest.fixture(autouse=True)
 def one_thread():
+    torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -106,7 +106,7 @@ def heading(command: str, seeds: int) -> list[str]:
         "held-out rows of seed 0, with hindsight, and then run on all seeds. vSGD has its defaults everywhere; these",
         "were settled with an eye on the held-out rows of the same data sets, so none of them is untouched.",
         "",
-        f"{platform.platform()}, Python {platform.python_version()}; {', '.join(versions)}.",
+        f"{platform.system()}, Python {platform.python_version()}; {', '.join(versions)}.",
     ]
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from vsgd.options import PAPER, Options
 from vsgd.reweight import effective_count, sample_weights
+from vsgd.torch.checks import Closure, check_loss, check_parameters, checked_closures
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.dispatch import shift_tensor, update_tensor
 from vsgd.torch.evidence import Grad, Observed, all_finite, along, as_rows, fitted, of_minibatches, of_samples
@@ -30,20 +31,8 @@ from vsgd.torch.window import (
     put_back_theta,
 )
 
-Closure = Callable[[], Any]
-
 PATIENCE = 10
 """Steps in a row that may be skipped because something was not finite."""
-
-NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
-
-    def closure():
-        opt.zero_grad()
-        loss = ...
-        loss.backward()
-        return loss
-
-    opt.step(closure)"""
 
 
 class NotFinite(Exception):
@@ -137,7 +126,7 @@ class VSGD(Optimizer):
         super().add_param_group(group)
         self._normalisations = None  # there may be new layers
         try:
-            _check_parameters(self._parameters())
+            check_parameters(self._parameters())
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -172,7 +161,7 @@ class VSGD(Optimizer):
         Returns:
             The loss as it was before the step; with micro-batches, their mean.
         """
-        closures = _checked_closures(closure)
+        closures = checked_closures(closure)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("VSGD(model) takes every row as a sample; for micro-batches use VSGD(model.parameters())")
         if self._normalisations is None:
@@ -224,7 +213,7 @@ class VSGD(Optimizer):
         self.zero_grad()
         with nullcontext() if self._recorder is None else self._recorder.record() as recording:
             loss = run(closure)
-            _check_loss(loss)
+            check_loss(loss)
         grads = {}
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -391,33 +380,10 @@ def _options(group: dict[str, Any]) -> Options:
     return options if isinstance(options, Options) else Options(**options)
 
 
-def _check_parameters(parameters: list[Tensor]) -> None:
-    for parameter in parameters:
-        if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
-            raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
-    places = [(p.device, p.data_ptr()) for p in parameters if p.numel() and p.device.type != "meta"]
-    if len(set(places)) < len(places):
-        raise ValueError("two parameters share memory; tie weights by using one parameter twice")
-
-
 def _put_back(places: dict[Tensor, Place]) -> None:
     for parameter, place in places.items():
         put_back_theta(place.window, parameter, place.saved)
 
 
-def _checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
-    closures = list(closure) if isinstance(closure, Sequence) else [closure]
-    if not closures or not all(callable(each) for each in closures):
-        raise TypeError(NO_CLOSURE)
-    return closures  # type: ignore[return-value]
-
-
 def _scale_of(scaler: Any) -> float:
     return 1.0 if scaler is None else float(scaler.get_scale())
-
-
-def _check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor")
-    if loss.numel() != 1:
-        raise ValueError(f"the closure returned a loss of shape {tuple(loss.shape)}; take its mean or sum")

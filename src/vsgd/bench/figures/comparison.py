@@ -28,7 +28,7 @@ MINIBATCHES = (1, 10)
 CELL, GAP, BREAK = 22, 2, 10
 """Pixels of a square, between squares, and between groups."""
 
-CAPTION = """Each square is 100 runs of 1,024 updates of one algorithm on one problem, drawn as Figure 5 explains.
+CAPTION = """Each square is all runs of one algorithm on one problem, drawn as Figure 5 explains.
 Columns are the problems: four shapes of loss, noise σ² falling from left to right, and within each noise level
 the curvature setting A = 10, 1, 0.1. Rows are the algorithms, a row a setting, for minibatches of n = 1 (upper of each
 pair) and n = 10 (lower). Blue is a loss below the initial one, red above, white no progress; the scale is

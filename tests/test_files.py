@@ -167,3 +167,14 @@ class TestBadInput:
         header = np.frombuffer(json.dumps({"vsgd": 99}).encode(), np.uint8)
         np.savez(tmp_path / "m.npz", header=header)
         self.fails("version 99", "score", folder / "digits.svm", "--model", tmp_path / "m.npz")
+
+
+def test_a_model_that_cannot_be_written_is_told_in_one_line(tmp_path):
+    data = tmp_path / "data.csv"
+    data.write_text("x,y\n1,a\n2,b\n3,a\n")
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    for model in (in_the_way / "m.npz", tmp_path / "missing" / "m.npz"):
+        with pytest.raises(UserError, match="cannot write"):
+            vsgd("fit", data, "--target", "y", "--model", model)
+        assert not model.exists()

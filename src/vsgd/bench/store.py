@@ -5,31 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vsgd import disk
 from vsgd.errors import UserError
 
 Arrays = dict[str, Any]
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
-    """Write next to the file, then rename: whoever reads it sees all or nothing."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write to {path.parent}: {error.strerror}. Choose another folder.") from error
-    finally:
-        if path.parent.is_dir():
-            temporary.unlink(missing_ok=True)
+write_whole = partial(disk.write_whole, make_folder=True)
 
 
 def _files(path: Path) -> tuple[Path, Path]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from vsgd.disk import write_whole
 from vsgd.errors import UserError
 from vsgd.files.schema import Schema, from_json
 from vsgd.linear import Model
@@ -47,7 +48,6 @@ def digest(model: Model) -> str:
 
 
 def save(path: Path, trained: Trained) -> None:
-    """Write next to the file, then rename."""
     header = {
         "vsgd": VERSION,
         "schema": trained.schema._asdict(),
@@ -57,16 +57,10 @@ def save(path: Path, trained: Trained) -> None:
         "batch_size": trained.batch_size,
         "sha256": digest(trained.model),
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-            np.savez(file, header=text, **trained.model._asdict())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(buffer, header=text, **trained.model._asdict())
+    write_whole(path, buffer.getvalue())
 
 
 def load(path: Path) -> Trained:

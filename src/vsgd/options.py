@@ -1,4 +1,4 @@
-"""The few constants of the method, and the two published presets."""
+"""The few constants of the method, the two published presets, and what is used by default."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ class Options(NamedTuple):
         memory_limit: τ grows no further than the larger of this and √seen; 0, as in the paper, is no limit.
         column_probe: whether the shift δ is sized by the data of a column, or δ = ḡ as in the paper.
         caution: share of |∇/δ| added to a curvature, since a kink may lie just beyond the shift (0 in the paper).
+        tensor_probe: size of the shift δ as a share of the root mean square of its tensor, with a random sign for each
+            coordinate; 0, as in the paper, is δ = ḡ.
+        curvature_floor: share of a tensor's mean v̄^fd added to that of each of its coordinates (0 in the paper).
+        curvature_every: in every so many steps a second gradient is taken (1 in the paper).
+        average_iterates: whether the weights to use are a moving average of those the steps went through.
     """
 
     epsilon: float = 1e-5
@@ -33,6 +38,10 @@ class Options(NamedTuple):
     memory_limit: float = 0.0
     column_probe: bool = False
     caution: float = 0.0
+    tensor_probe: float = 0.0
+    curvature_floor: float = 0.0
+    curvature_every: float = 1.0
+    average_iterates: bool = False
 
 
 PAPER = Options()
@@ -43,3 +52,15 @@ VSGD_2012 = Options(detect_outliers=False, normalize_curvature=False)
 
 COLUMNS = Options(epsilon=1e-100, memory=10.0, slow_start=10.0, memory_limit=100.0, column_probe=True, caution=0.1)
 """For linear models: no constant in it has the unit of a feature or of the loss, so neither matters."""
+
+NETWORKS = Options(
+    epsilon=1e-36,
+    bootstrap=3.0,
+    slow_start=10.0,
+    memory_limit=10.0,
+    tensor_probe=0.03,
+    curvature_floor=1e-3,
+    curvature_every=4.0,
+    average_iterates=True,
+)
+"""For networks: no constant in it has the unit of the loss, and coordinates of a tensor are looked at together."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from vsgd.options import PAPER, Options
 from vsgd.rule import Array, State, bootstrap_weight
 
+MULTIPLIER = 0x2545F4914F6CDD1D
+"""Odd, with bits well spread: multiplying by it mixes those of a number."""
+
 
 def shift(state: State, grad: Array, count: Array, options: Options = PAPER) -> Array:
     """δ = ḡ, the typical update distance, pushed away from zero by epsilon on its own side.
@@ -22,6 +25,21 @@ def column_shift(rms: Array, unit: Array, sign: Array) -> Array:
     the columns of a row neither all add up nor all cancel.
     """
     return sign * unit / rms
+
+
+def random_sign(index: Array, seed: Array) -> Array:
+    """Is the sign of this coordinate positive? A coin that depends on two whole numbers of 64 bits alone."""
+    mixed = (index ^ seed) * MULTIPLIER
+    mixed = (mixed ^ (mixed >> 32)) * MULTIPLIER
+    return (mixed >> 40) & 1
+
+
+def tensor_shift(size: Array, coin: Array) -> Array:
+    """δ = ± size. Where all coordinates move alike, none drowns the curvature of another in its own.
+
+    With random signs, what the others add to it averages out.
+    """
+    return (coin == 1) * size - (coin == 0) * size
 
 
 def curvature(grad: Array, shifted_grad: Array, delta: Array) -> Array:

@@ -98,15 +98,17 @@ def share(signal: Array, noise: Array) -> Array:
     return signal / (signal + noise)
 
 
-def rate(mean: Moments, count: Array, options: Options = PAPER) -> Array:
+def rate(mean: Moments, count: Array, options: Options = PAPER, floor: Array | None = None) -> Array:
     """η*, the optimal rate for the mean gradient over `count` samples (eq. 1, 3 and 4, and section 5.2).
 
     With σ² = v̄ − ḡ² the share of signal, n ḡ² / (n ḡ² + σ²), is n ḡ² / (v̄ + (n−1) ḡ²) as printed. The factor
-    n/(n−z) of eq. 4 is in the gradient already, which averages over the non-zero samples only.
+    n/(n−z) of eq. 4 is in the gradient already, which averages over the non-zero samples only. A `floor` is added to
+    v̄^fd, for coordinates whose neighbours are known to be much more curved.
     """
     reliable = share(count * (mean.grad * mean.grad), noise(mean, options))
     if options.normalize_curvature:
-        return reliable * (mean.curv + options.epsilon) / (mean.curv_sq + options.epsilon)
+        curv_sq = mean.curv_sq if floor is None else mean.curv_sq + floor
+        return reliable * (mean.curv + options.epsilon) / (curv_sq + options.epsilon)
     return reliable / (abs(mean.curv) + options.epsilon)
 
 
@@ -141,6 +143,15 @@ def distrust(mean: Moments, ended: Array, options: Options) -> Moments:
     )
 
 
+def averaging_weight(seen: Array, count: Array, options: Options) -> Array:
+    """1/√t, the weight of the t-th iterate in a moving average of them, if t of them had `count` samples each.
+
+    At first it is 1. The average reaches back ever further, but less and less of the whole way.
+    """
+    earlier = (seen > options.bootstrap) * (seen - options.bootstrap)
+    return (count / (earlier + count + (count == 0))) ** 0.5
+
+
 def step(
     theta: Array,
     state: State,
@@ -148,6 +159,7 @@ def step(
     count: Array,
     options: Options = PAPER,
     shared: Callable[[Moments], Moments] | None = None,
+    floor: Array | None = None,
 ) -> tuple[Array, State, Info]:
     """One pass through the loop of Algorithm 1.
 
@@ -158,6 +170,7 @@ def step(
         count: its number of samples n, or n − z_i per coordinate. Where it is 0 nothing changes.
         options: `PAPER` unless told.
         shared: lets coordinates of a block share their statistics (see `vsgd.blocks`); None: each has its own.
+        floor: added to v̄^fd in the rate (see `rate`).
     """
     learning = (count > 0) & (state.seen >= options.bootstrap)
     outlier = learning & options.detect_outliers & is_outlier(state.mean, batch, options)
@@ -168,7 +181,7 @@ def step(
     if options.slow_start != 1:
         mean = distrust(mean, (state.seen < options.bootstrap) & (seen >= options.bootstrap), options)
     basis = mean if shared is None else shared(mean)
-    eta = learning * rate(basis, count, options)
+    eta = learning * rate(basis, count, options, floor)
     memory = remember(memory, basis, learning, seen, options)
     theta = theta - eta * batch.grad
 

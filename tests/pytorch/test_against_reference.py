@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from vsgd import PAPER  # noqa: E402
 from vsgd.torch import VSGD  # noqa: E402
 
 ROWS, INPUTS = 12, 3
@@ -76,7 +77,7 @@ def test_steps_equal_the_reference(samples):
     steps = 200
     expected = torch.tensor(reference_track(samples, steps), dtype=torch.float64)
     model = network()
-    opt = VSGD(model if samples is one_by_one else model.parameters())
+    opt = VSGD(model if samples is one_by_one else model.parameters(), options=PAPER)
     track = []
     for x, y in batches(steps):
 

@@ -8,12 +8,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from vsgd import PAPER  # noqa: E402
+from vsgd import NETWORKS, PAPER  # noqa: E402
 from vsgd.torch import dispatch  # noqa: E402
 from vsgd.torch.dispatch import shift_tensor, shift_whole, update_tensor, update_whole  # noqa: E402
-from vsgd.torch.update import READERS, Averages, Gradient, GradientPair, Scale, Slots, Weighted, update_loop  # noqa: E402
+from vsgd.torch.update import (  # noqa: E402
+    READERS,
+    Averages,
+    Gradient,
+    GradientPair,
+    Probe,
+    Scale,
+    Slots,
+    Weighted,
+    update_loop,
+)
 
-LIMITED = PAPER._replace(slow_start=10.0, memory_limit=10.0)
+BOTH = pytest.mark.parametrize("options", [PAPER, NETWORKS], ids=["paper", "networks"])
 SCALE = Scale(lr=0.5, weight_decay=0.01)
 
 
@@ -36,57 +46,78 @@ def copied(slots: Slots) -> Slots:
     return Slots(*(tensor.clone() for tensor in slots))
 
 
+@BOTH
 @pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
 @pytest.mark.parametrize("shape", [(1, 7), (6, 5)])
 @pytest.mark.parametrize("by_torch", [False, True], ids=["eager", "compiled"])
-def test_whole_tensors_equal_the_loops(kind, shape, by_torch):
+def test_whole_tensors_equal_the_loops(options, kind, shape, by_torch):
     theta, slots, counts, sources = problem(*shape)
     counts = counts + 1 if shape[0] == 1 else counts
     (source,) = (each for each in sources if type(each) is kind)
     saved = None if kind is Gradient else theta - 0.1
     looped, looped_slots = theta.clone(), copied(slots)
-    outliers = update_tensor(source, looped, saved, looped_slots, counts, SCALE, PAPER)
+    outliers = update_tensor(source, looped, saved, looped_slots, counts, SCALE, options)
 
     function = update_whole
     if by_torch:
+        torch._dynamo.reset()
         function = torch.compile(update_whole, dynamic=True, fullgraph=True, backend="aot_eager")
     whole, whole_slots = theta.clone(), copied(slots)
     tensors = Scale(*(torch.tensor(value, dtype=theta.dtype) for value in SCALE))
-    got = function(READERS[kind], source, whole, saved, whole_slots, counts, tensors, PAPER)
+    floor = options.curvature_floor * slots.curv_sq.mean()
+    got = function(READERS[kind], source, whole, saved, whole_slots, counts, floor, tensors, options)
     whole_slots.seen.add_(counts)
     torch.testing.assert_close((whole, whole_slots), (looped, looped_slots), rtol=1e-12, atol=1e-12)
     assert got == outliers
 
 
-def test_shift_of_whole_tensors_equals_the_loop():
+@BOTH
+def test_shift_of_whole_tensors_equals_the_loop(options):
     theta, slots, counts, (gradient, *_) = problem(6, 5)
     looped = theta.clone()
     saved = torch.empty_like(theta)
-    shift_tensor(looped, saved, gradient.grad, slots, counts, PAPER)
+    shift_tensor(looped, saved, gradient.grad, slots, counts, options, seed=12345)
     assert torch.equal(saved, theta)
     whole, kept = theta.clone(), torch.empty_like(theta)
-    shift_whole(whole, kept, gradient.grad, slots, counts, PAPER)
+    probe = Probe(options.tensor_probe * theta.square().mean().sqrt(), 12345)
+    shift_whole(whole, kept, gradient.grad, slots, counts, probe, torch.arange(30).view(6, 5), options)
     torch.testing.assert_close((whole, kept), (looped, saved))
 
 
+def test_shifts_are_of_one_size_with_signs_at_random():
+    theta = torch.randn(1, 10_000, generator=torch.Generator().manual_seed(0))
+    slots = Slots(*(torch.zeros_like(theta) for _ in range(5)), torch.zeros(1))
+    signs = []
+    for seed in (1, 2):
+        shifted, saved = theta.clone(), torch.empty_like(theta)
+        shift_tensor(shifted, saved, theta, slots, torch.ones(1), NETWORKS, seed)
+        delta = shifted - saved
+        torch.testing.assert_close(delta.abs(), torch.full_like(theta, 0.03) * theta.square().mean().sqrt())
+        signs.append(delta.sign())
+    first, second = signs
+    for products in (first, second, first * second, first[:, 1:] * first[:, :-1], first[:, 64:] * first[:, :-64]):
+        assert abs(float(products.mean())) < 0.04, "four standard errors"
+
+
+@BOTH
 @pytest.mark.parametrize("shape", [(1, 1001), (37, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_threads_change_nothing(shape, dtype, monkeypatch):
+def test_threads_change_nothing(options, shape, dtype, monkeypatch):
     monkeypatch.setattr(dispatch, "PIECE", 10)
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         theta, slots, counts, sources = problem(*shape, dtype)
-        update_tensor(sources[1], theta, theta - 0.1, slots, counts, SCALE, PAPER)
+        saved = torch.empty_like(theta)
+        shift_tensor(theta, saved, sources[1].grad, slots, counts, options, seed=7)
+        update_tensor(sources[1], theta, saved, slots, counts, SCALE, options)
         results.append((theta, slots))
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for the names of x86 instructions")
 @pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
-@pytest.mark.parametrize(
-    "options", [PAPER, PAPER._replace(slow_start=10.0, memory_limit=10.0)], ids=["paper", "limited"]
-)
+@BOTH
 def test_the_loop_divides_many_numbers_at_once(kind, options):
     """A small change of the arithmetic can make the compiler fall back to one number at a time, ten times slower."""
     theta, slots, counts, sources = problem(1, 7, torch.float32)
@@ -114,6 +145,16 @@ def test_steps_do_not_compile_anew():
     theta, slots, counts, sources = problem(4, 5)
     for step in range(5):
         scale = Scale(torch.tensor(1.0 / (step + 1)), torch.tensor(0.1 * step))
-        function(READERS[GradientPair], sources[1], theta, theta - 0.1, slots, counts + step, scale, PAPER)
+        function(
+            READERS[GradientPair],
+            sources[1],
+            theta,
+            theta - 0.1,
+            slots,
+            counts + step,
+            torch.tensor(0.1 * step),
+            scale,
+            PAPER,
+        )
         slots.seen.add_(counts)
     assert len(compilations) == 1

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-from vsgd import PAPER  # noqa: E402
+from vsgd import NETWORKS, PAPER  # noqa: E402
 from vsgd.torch import VSGD  # noqa: E402
 
 
@@ -145,7 +145,7 @@ class TestGroups:
         assert torch.equal(model[0].weight, before["0.weight"])
         assert not torch.equal(model[2].weight, before["2.weight"])
         assert opt.param_groups[1]["options"]["epsilon"] == 1e-4
-        assert opt.param_groups[0]["options"]["epsilon"] == 1e-5
+        assert opt.param_groups[0]["options"]["epsilon"] == NETWORKS.epsilon
 
     def test_a_schedule_multiplies_the_rates(self):
         model = make_model()
@@ -168,7 +168,7 @@ class TestGroups:
         results = []
         for decay in (0.0, 0.25):
             model = make_model(torch.float64)
-            opt = VSGD(model.parameters())
+            opt = VSGD(model.parameters(), options=PAPER)
             train(model, opt, range(20), torch.float64)
             before = model[0].weight.detach().clone()
             opt.param_groups[0]["weight_decay"] = decay
@@ -232,7 +232,7 @@ def test_curvature_every_saves_evaluations():
     for step in range(50):
         closure = closure_for(model, opt, step)
         opt.step(lambda closure=closure: (calls.append(0), closure())[1])
-    assert len(calls) == 50 + 10 + 10  # ten to start with, then at steps 12, 16, …, 48
+    assert len(calls) == 50 + 3 + 12  # three to start with, then at steps 4, 8, …, 48
 
 
 def test_hooks_and_gradients_are_there_after_a_step():
@@ -314,7 +314,7 @@ class TestBadInput:
     @pytest.mark.parametrize("call", [1, 2])
     def test_an_exception_in_the_closure_changes_nothing(self, make, call):
         model = make_model()
-        opt = make(model)
+        opt = make(model, curvature_every=1)
         train(model, opt, range(15))
         before = snapshot(model, opt)
         closure, calls = closure_for(model, opt), []
@@ -335,7 +335,7 @@ class TestBadInput:
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
     def test_a_step_that_is_not_finite_is_skipped(self, make, call, value):
         model = make_model()
-        opt = make(model)
+        opt = make(model, curvature_every=1)
         train(model, opt, range(15))
         before = copy.deepcopy((model.state_dict(), opt.state_dict()["state"]))
         closure, calls = closure_for(model, opt), []

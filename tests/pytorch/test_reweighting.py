@@ -84,7 +84,7 @@ def per_sample(model, x):
 def test_steps_equal_the_rule_along_the_weighted_gradient():
     torch.manual_seed(0)
     model = nn.Linear(5, 3, bias=False).double()
-    opt = VSGD(model, reweight=True)
+    opt = VSGD(model, reweight=True, options=vsgd.PAPER)
     theta = model.weight.detach().clone()
     state = vsgd.init(theta)
 

@@ -79,7 +79,7 @@ def test_equals_the_rule_row_by_row(layer, each):
     options = {"mode": "sum"} if layer is nn.EmbeddingBag else {}
     module = layer(ROWS, WIDTH, sparse=True, dtype=torch.float64, **options)
     start = module.weight.detach().clone()
-    opt = VSGD(module if each else module.parameters())
+    opt = VSGD(module if each else module.parameters(), options=vsgd.PAPER)
     steps = 60
     for step in range(steps):
         opt.step(closure_for(module, opt, step))
@@ -105,7 +105,7 @@ def test_dense_tables_count_their_rows_too():
 def test_micro_batches_that_touch_different_rows():
     torch.manual_seed(0)
     module = nn.Embedding(ROWS, WIDTH, sparse=True, dtype=torch.float64)
-    opt = VSGD(module.parameters())
+    opt = VSGD(module.parameters(), options=vsgd.PAPER)
     start = module.weight.detach().clone()
     for step in range(0, 60, 2):
         opt.step([closure_for(module, opt, step), closure_for(module, opt, step + 1)])
@@ -124,5 +124,5 @@ def test_rows_that_start_late_wait_for_the_curvature():
         before = copy.deepcopy(opt.state_dict()["state"])
         opt.step(closure_for(module, opt, step))
         if step % 3 and before:
-            cold = before[0]["seen"] < vsgd.PAPER.bootstrap
+            cold = before[0]["seen"] < vsgd.NETWORKS.bootstrap
             assert torch.equal(opt.state[module.weight]["seen"][cold], before[0]["seen"][cold])

@@ -14,19 +14,32 @@ from torch import Tensor
 
 from vsgd.kernels import compiled, compiled_with
 from vsgd.options import Options
-from vsgd.probe import shift
-from vsgd.torch.update import READERS, Scale, Slots, advance, each_tensor, keep, load, shift_loop, update_loop
+from vsgd.probe import random_sign, shift, tensor_shift
+from vsgd.torch.update import READERS, Probe, Scale, Slots, advance, each_tensor, keep, load, shift_loop, update_loop
 
 PIECE = 1 << 16
 """Coordinates below which a second thread is not worth waking."""
 
 
-def shift_tensor(theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options) -> None:
-    """Add δ to `theta`, rows × columns, in place, and keep what it was in `saved`."""
+SMALLEST = 1e-3
+"""A tensor with a root mean square below this, zeros say, is shifted as if it had this one."""
+
+
+def shift_tensor(
+    theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options, seed: int = 0
+) -> None:
+    """Add δ to `theta`, rows × columns, in place, and keep what it was in `saved`. `seed` is of its random signs."""
+    typical = torch.linalg.vector_norm(theta) / max(theta.numel(), 1) ** 0.5
+    size = options.tensor_probe * typical.clamp(min=SMALLEST)
     if theta.is_cpu:
-        _in_pieces(_loop(shift_loop, options, theta.dtype), (), (theta, saved, grad, slots), count, ())
+        loop, probe = _loop(shift_loop, options, theta.dtype), Probe(size.numpy()[()], np.int64(seed))
+        width = theta.shape[1]
+        _in_pieces(
+            lambda views, counts, first: loop(*views, counts, probe, first, width), (theta, saved, grad, slots), count
+        )
     else:
-        _tensor_function(shift_whole)(theta, saved, grad, slots, count, options)
+        place = torch.arange(theta.numel(), device=theta.device).view_as(theta)
+        _tensor_function(shift_whole)(theta, saved, grad, slots, count, Probe(size, seed), place, options)
 
 
 def update_tensor(
@@ -34,21 +47,40 @@ def update_tensor(
 ) -> Tensor:
     """`vsgd.torch.update.advance` for all of `theta`, in place. Returns how many coordinates were outliers."""
     read = READERS[type(source)]
+    floor = slots.curv_sq.mean() * options.curvature_floor if options.curvature_floor else slots.seen.new_zeros(())
     outliers: Tensor
     if theta.is_cpu:
-        loop, arrays = _loop(update_loop, options, theta.dtype), (source, theta, saved, slots)
-        outliers = torch.tensor(sum(_in_pieces(loop, (compiled(read),), arrays, count, (_typed(scale, theta.dtype),))))
+        loop, reader, scale = _loop(update_loop, options, theta.dtype), compiled(read), _typed(scale, theta.dtype)
+        least = floor.numpy()[()]
+        counted = _in_pieces(
+            lambda views, counts, first: loop(reader, *views, counts, least, scale),
+            (source, theta, saved, slots),
+            count,
+        )
+        outliers = torch.tensor(sum(counted))
     else:
         tensors = Scale(*(torch.as_tensor(value, dtype=theta.dtype, device=theta.device) for value in scale))
-        outliers = _tensor_function(update_whole)(read, source, theta, saved, slots, count, tensors, options)
+        outliers = _tensor_function(update_whole)(read, source, theta, saved, slots, count, floor, tensors, options)
     slots.seen.add_(count)
     return outliers
 
 
-def shift_whole(theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options) -> None:
+def shift_whole(
+    theta: Tensor,
+    saved: Tensor,
+    grad: Tensor,
+    slots: Slots,
+    count: Tensor,
+    probe: Probe,
+    place: Tensor,
+    options: Options,
+) -> None:
     """`shift_loop` without the loop."""
     saved.copy_(theta)
-    theta += shift(load(slots, ..., slots.seen[:, None]), grad, count[:, None], options)
+    if options.tensor_probe > 0:
+        theta += tensor_shift(probe.size, random_sign(place, probe.seed))
+    else:
+        theta += shift(load(slots, ..., slots.seen[:, None]), grad, count[:, None], options)
 
 
 def update_whole(
@@ -58,6 +90,7 @@ def update_whole(
     saved: Tensor | None,
     slots: Slots,
     count: Tensor,
+    floor: Tensor,
     scale: Scale,
     options: Options,
 ) -> Tensor:
@@ -65,7 +98,7 @@ def update_whole(
     start, delta = (theta, None) if saved is None else (saved, theta - saved)
     evidence, direction = read(source, ...)
     state = load(slots, ..., slots.seen[:, None])
-    new, state, outlier = advance(start, delta, state, evidence, direction, count[:, None], scale, options)
+    new, state, outlier = advance(start, delta, state, evidence, direction, count[:, None], floor, scale, options)
     theta.copy_(new)
     keep(slots, ..., state)
     return torch.sum(outlier)
@@ -93,23 +126,20 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
 
 
-def _in_pieces(
-    loop: Callable[..., Any],
-    leading: tuple[Any, ...],
-    arrays: tuple[Any, ...],
-    count: Tensor,
-    constants: tuple[Any, ...],
-) -> list[Any]:
-    """Run a compiled loop on all rows and columns, cut for torch's number of threads."""
+def _in_pieces(run: Callable[[tuple[Any, ...], Any, int], Any], arrays: tuple[Any, ...], count: Tensor) -> list[Any]:
+    """Run a compiled loop on all rows and columns, cut for torch's number of threads.
+
+    `run` takes the arrays, the counts, and the place of the first coordinate among all of them.
+    """
     rows, columns = next(array for array in arrays if isinstance(array, Tensor)).shape
     views, counts = each_tensor(lambda tensor: tensor.detach().numpy(), arrays), count.numpy()
     threads = min(torch.get_num_threads(), max(1, rows * columns // PIECE))
     if threads == 1:
-        return [loop(*leading, *views, counts, *constants)]
+        return [run(views, counts, 0)]
 
     def piece(at: tuple[slice, slice]) -> Any:
         cut = each_tensor(lambda array: array[at[: array.ndim]], views)
-        return loop(*leading, *cut, counts[at[0]], *constants)
+        return run(cut, counts[at[0]], (at[0].start or 0) * columns + (at[1].start or 0))
 
     own, *others = _pieces(rows, columns, threads)
     tasks = [_pool(threads - 1).submit(piece, at) for at in others]

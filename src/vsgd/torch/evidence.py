@@ -57,9 +57,14 @@ def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
     return Grad(grad.values().to(precision(parameter)).view(len(rows), parameter.shape[1:].numel()), rows)
 
 
+SMALLEST_SHIFT = 1e-5
+"""No shift is smaller; differences of gradients will be divided by it, and squared."""
+
+
 def all_finite(loss: Tensor, grads: Iterable[Grad]) -> bool:
     """One look at everything, squares included, so that a GPU is waited for once."""
-    totals = [torch.dot(flat, flat).float() for flat in (grad.values.flatten() for grad in grads)]
+    flats = (grad.values.flatten() for grad in grads)
+    totals = [(torch.dot(flat, flat) / SMALLEST_SHIFT**2).float() for flat in flats]
     return bool(torch.isfinite(torch.stack([loss.detach().float().reshape(()), *totals])).all())
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vsgd.options import PAPER, Options
+from vsgd.options import NETWORKS, Options
 from vsgd.reweight import effective_count, sample_weights
+from vsgd.torch.averaging import Mark, begin, follow, iterates_in_place
 from vsgd.torch.checks import Closure, check_loss, check_parameters, checked_closures
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.dispatch import shift_tensor, update_tensor
@@ -65,8 +66,8 @@ class VSGD(Optimizer):
             row of the minibatch is then a sample, as in the paper.
         lr: a factor on the rates, for those who want a schedule or groups that learn more slowly. Not needed.
         weight_decay: pulls parameters towards zero with the rate of each; not part of the statistics.
-        options: constants of the rule; `vsgd.PAPER` unless told.
-        curvature_every: take the second gradient in every so many steps only.
+        options: constants of the rule; `vsgd.NETWORKS` unless told. `vsgd.PAPER` is the published pseudocode.
+        curvature_every: take the second gradient in every so many steps only; 4 unless told, 1 with `vsgd.PAPER`.
         maximize: climb instead of descend.
         reduction: with a model, whether its loss is the "mean" or the "sum" over the rows.
         reweight: with a model, weigh each row by one over the number of others whose gradients interfere with its own
@@ -85,8 +86,8 @@ class VSGD(Optimizer):
         lr: float = 1.0,
         weight_decay: float = 0.0,
         *,
-        options: Options = PAPER,
-        curvature_every: int = 1,
+        options: Options = NETWORKS,
+        curvature_every: int | None = None,
         maximize: bool = False,
         reduction: Literal["mean", "sum"] = "mean",
         reweight: bool = False,
@@ -116,6 +117,8 @@ class VSGD(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         group = {**self.defaults, **param_group}
+        if group["curvature_every"] is None:
+            group["curvature_every"] = int(_options(group).curvature_every)
         for name, least in (("lr", 0), ("weight_decay", 0), ("curvature_every", 1)):
             if not group[name] >= least:
                 raise ValueError(f"{name} is {group[name]}, it must be at least {least}")
@@ -136,6 +139,7 @@ class VSGD(Optimizer):
         self._outliers: dict[Tensor, Tensor] = {}
         self._reached: set[Tensor] = set(self.state) if hasattr(self, "state") else set()
         self._saved: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory is slow to come by
+        self._marks: dict[Tensor, Mark] = {}
         self._normalisations = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -162,6 +166,10 @@ class VSGD(Optimizer):
             The loss as it was before the step; with micro-batches, their mean.
         """
         closures = checked_closures(closure)
+        with iterates_in_place(self.state, self._marks):
+            return self._step(closures, scaler)
+
+    def _step(self, closures: list[Closure], scaler: Any) -> Any:
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("VSGD(model) takes every row as a sample; for micro-batches use VSGD(model.parameters())")
         if self._normalisations is None:
@@ -196,8 +204,9 @@ class VSGD(Optimizer):
         there: list[Evaluation] | None = None
         if self._second_gradient_is_due():
             options = {p: _options(group) for group in self.param_groups for p in group["params"]}
+            seeds = {p: _seed(self.param_groups[0]["steps"], place) for place, p in enumerate(options)}
             for parameter, evidence in self._weigh(here, None, scaler, exact=self._is_cold()).items():
-                places[parameter] = self._shift(parameter, evidence, options[parameter])
+                places[parameter] = self._shift(parameter, evidence, options[parameter], seeds[parameter])
             there = [self._evaluate(r.again, c, scaler) for r, c in zip(replays, closures, strict=True)]
         observed = self._weigh(here, there, scaler)
         if scaler is not None:
@@ -279,14 +288,14 @@ class VSGD(Optimizer):
             for p, group in dense.items()
         }
 
-    def _shift(self, parameter: Tensor, evidence: Observed, options: Options) -> Place:
+    def _shift(self, parameter: Tensor, evidence: Observed, options: Options, seed: int) -> Place:
         """Move a parameter from θ to θ + δ."""
         window = open_window(parameter, self._state(parameter, evidence, options), evidence.rows, options)
         grad, count = fitted(evidence.mean_gradient, evidence.counts, window.theta.shape)
         saved = self._saved.get(parameter)
         if saved is None or saved.shape != window.theta.shape or saved.dtype != window.theta.dtype:
             saved = self._saved[parameter] = torch.empty_like(window.theta)
-        shift_tensor(window.theta, saved, grad, window.slots, count, options)
+        shift_tensor(window.theta, saved, grad, window.slots, count, options, seed)
         put_back_theta(window, parameter, window.theta)
         return Place(window, saved)
 
@@ -307,10 +316,13 @@ class VSGD(Optimizer):
             # averages that are just being started wait for a step that shows them the curvature too
             count = count * (window.slots.seen >= options.bootstrap)
         scale = Scale(lr=float(group["lr"]), weight_decay=group["weight_decay"])
+        seen = window.slots.seen.clone()
         self._outliers[parameter] = update_tensor(source, window.theta, saved, window.slots, count, scale, options)
         group["samples"] = float(evidence.counts.max()) if len(evidence.counts) else group["samples"]
         put_back_theta(window, parameter, window.theta)
         put_back_state(window, state)
+        if "iterate" in state:
+            follow(parameter, state, window.rows, count, seen, options)
 
     def _skip(self, loss: Tensor) -> Tensor:
         """Leave a step out; too many in a row are an error."""
@@ -340,6 +352,8 @@ class VSGD(Optimizer):
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             state.update(new_state(parameter, options, evidence.by_rows))
+            if options.average_iterates:
+                begin(parameter, state)
         elif evidence.by_rows:
             count_by_rows(state, parameter)
         return state
@@ -371,13 +385,19 @@ class VSGD(Optimizer):
         for parameter, index in zip(own, saved, strict=True):
             # the base class rounds state to the parameter's precision
             for name, value in state_dict["state"].get(index, {}).items():
-                self.state[parameter][name] = value.to(parameter.device, precision(parameter), copy=True)
+                dtype = parameter.dtype if name == "iterate" else precision(parameter)
+                self.state[parameter][name] = value.to(parameter.device, dtype, copy=True)
         self._reached = set(self.state)
 
 
 def _options(group: dict[str, Any]) -> Options:
     options = group["options"]
     return options if isinstance(options, Options) else Options(**options)
+
+
+def _seed(steps: int, place: int) -> int:
+    """Different for every step and every parameter."""
+    return (steps * 0x9E3779B97F4A7C15 + place * 0xBF58476D1CE4E5B9) % (1 << 63)
 
 
 def _put_back(places: dict[Tensor, Place]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.options import PAPER, Options
-from vsgd.probe import shift
+from vsgd.probe import random_sign, shift, tensor_shift
 from vsgd.rule import Array, Moments, State, step
 
 OPTIONS = PAPER
@@ -81,6 +81,7 @@ def advance(
     evidence: Averages,
     direction: Array,
     count: Array,
+    floor: Array,
     scale: Scale,
     options: Options,
 ) -> tuple[Array, State, Array]:
@@ -96,7 +97,7 @@ def advance(
         curv = evidence.diff_abs * inverse + unknown * curv
         curv_sq = evidence.diff_sq * inverse * inverse + unknown * curv_sq
     batch = Moments(grad=evidence.grad, grad_sq=evidence.grad_sq, curv=curv, curv_sq=curv_sq)
-    _, state, info = step(theta, state, batch, count, options)
+    _, state, info = step(theta, state, batch, count, options, None, floor)
     theta = theta - scale.lr * info.rate * (direction + scale.weight_decay * theta)
     return theta, state, info.outlier
 
@@ -143,16 +144,31 @@ def keep(slots: Slots, at: Any, state: State) -> None:
     slots.memory[at] = state.memory
 
 
-def shift_loop(theta: Any, saved: Any, grad: Any, slots: Slots, count: Any) -> None:
-    """Keep θ in `saved` and put θ + δ in its place. Compiled."""
+class Probe(NamedTuple):
+    """What a shift by ± size is made of; with size 0 it is the paper's."""
+
+    size: Any
+    seed: Any
+    """Of the coins that decide the signs, one for each place in the tensor."""
+
+
+def shift_loop(
+    theta: Any, saved: Any, grad: Any, slots: Slots, count: Any, probe: Probe, first: int, width: int
+) -> None:
+    """Keep θ in `saved` and put θ + δ in its place. `first` is the place of the first coordinate. Compiled."""
     for r in range(theta.shape[0]):
         n, seen = count[r], slots.seen[r]
         for c in range(theta.shape[1]):
             saved[r, c] = theta[r, c]
-            theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, OPTIONS)
+            if OPTIONS.tensor_probe > 0:
+                theta[r, c] += tensor_shift(probe.size, random_sign(first + r * width + c, probe.seed))
+            else:
+                theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, OPTIONS)
 
 
-def update_loop(read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, scale: Scale) -> np.int32:
+def update_loop(
+    read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, floor: Any, scale: Scale
+) -> np.int32:
     """`advance` every coordinate, from `saved` if there was a shift, and count the outliers. Compiled.
 
     The counter is 32 bits wide, so that as many coordinates as possible go through the processor at once.
@@ -165,10 +181,10 @@ def update_loop(read: Any, source: Any, theta: Any, saved: Any, slots: Slots, co
             state = load(slots, (r, c), seen)
             here = theta[r, c]
             if saved is None:
-                new, state, outlier = advance(here, None, state, evidence, direction, n, scale, OPTIONS)
+                new, state, outlier = advance(here, None, state, evidence, direction, n, floor, scale, OPTIONS)
             else:
                 start = saved[r, c]
-                new, state, outlier = advance(start, here - start, state, evidence, direction, n, scale, OPTIONS)
+                new, state, outlier = advance(start, here - start, state, evidence, direction, n, floor, scale, OPTIONS)
             theta[r, c] = new
             keep(slots, (r, c), state)
             outliers = np.int32(outliers + np.int32(outlier))

@@ -1,0 +1,195 @@
+"""The parameters are averages of the iterates whenever anyone but the optimizer looks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from vsgd import NETWORKS  # noqa: E402
+from vsgd.torch import VSGD  # noqa: E402
+
+BOOTSTRAP = int(NETWORKS.bootstrap)
+
+
+def network(dtype=torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)).to(dtype)
+
+
+def batch(step: int, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(16, 5, generator=generator)
+    return x.to(dtype), (x[:, :1].abs() + 0.1 * torch.randn(16, 1, generator=generator)).to(dtype)
+
+
+def closure_of(model, opt, step, scale=1.0, seen=None):
+    x, y = batch(step, next(model.parameters()).dtype)
+
+    def closure():
+        opt.zero_grad()
+        if seen is not None:
+            seen.append([p.detach().clone() for p in model.parameters()])
+        loss = scale * (model(x) - y).square().mean()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def train(model, opt, steps, **options):
+    for step in steps:
+        opt.step(closure_of(model, opt, step, **options))
+    return model
+
+
+def weights(model) -> list:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def iterates(opt) -> list:
+    return [opt.state[p]["iterate"].clone() for group in opt.param_groups for p in group["params"]]
+
+
+def test_parameters_are_the_average_of_the_iterates_since_the_bootstrap():
+    model = network(torch.float64)
+    opt = VSGD(model.parameters())
+    expected = weights(model)
+    for step in range(30):
+        opt.step(closure_of(model, opt, step))
+        updates = step + 1 - BOOTSTRAP
+        if updates > 0:
+            mine = iterates(opt)
+            expected = [a + (x - a) / updates**0.5 for a, x in zip(expected, mine, strict=True)]
+    assert not torch.equal(expected[0], iterates(opt)[0])
+    torch.testing.assert_close(weights(model), expected)
+
+
+def test_closures_see_the_iterate_and_everyone_else_the_average():
+    model = network()
+    opt = VSGD(model.parameters())
+    train(model, opt, range(20))
+    before, seen = iterates(opt), []
+    train(model, opt, [20], seen=seen)
+    assert all(torch.equal(a, b) for a, b in zip(seen[0], before, strict=True))
+    assert not torch.equal(weights(model)[0], before[0])
+
+
+def test_memory_changes_places_and_is_not_copied():
+    model = network()
+    opt = VSGD(model.parameters())
+    train(model, opt, range(10))
+    (weight, *_) = model.parameters()
+    places = {weight.data_ptr(), opt.state[weight]["iterate"].data_ptr()}
+    train(model, opt, range(10, 13))
+    assert {weight.data_ptr(), opt.state[weight]["iterate"].data_ptr()} == places
+
+
+def test_an_error_in_the_closure_leaves_the_average_in_place():
+    model = network()
+    opt = VSGD(model.parameters())
+    train(model, opt, range(12))
+    before, inside = weights(model), iterates(opt)
+
+    def broken():
+        raise RuntimeError("no data")
+
+    with pytest.raises(RuntimeError, match="no data"):
+        opt.step(broken)
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(iterates(opt), inside, strict=True))
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "vector_to_parameters", "in place"])
+def test_weights_that_the_user_sets_are_where_the_next_step_starts(how):
+    model = network()
+    opt = VSGD(model.parameters())
+    train(model, opt, range(12))
+    new = [torch.full_like(p, 0.25) for p in model.parameters()]
+    if how == "load_state_dict":
+        model.load_state_dict(dict(zip(model.state_dict(), new, strict=True)))
+    elif how == "vector_to_parameters":
+        nn.utils.vector_to_parameters(torch.cat([p.flatten() for p in new]), model.parameters())
+    else:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(0.25)
+    seen = []
+    train(model, opt, [12], seen=seen)
+    assert all(torch.equal(a, b) for a, b in zip(seen[0], new, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+def test_training_resumes_to_the_bit(dtype, order):
+    model = network(dtype)
+    opt = VSGD(model.parameters())
+    train(model, opt, range(15))
+    saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    train(model, opt, range(15, 25))
+
+    again = network(dtype)
+    resumed = VSGD(again.parameters())
+    loads = [lambda: again.load_state_dict(saved[0]), lambda: resumed.load_state_dict(saved[1])]
+    for load in loads if order == "model first" else reversed(loads):
+        load()
+    train(again, resumed, range(15, 25))
+    assert all(p.dtype == dtype for p in again.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(weights(again), weights(model), strict=True))
+
+
+def test_averages_of_coarse_parameters_are_kept_in_full():
+    model = network(torch.bfloat16)
+    opt = VSGD(model.parameters())
+    train(model, opt, range(40))
+    for p in model.parameters():
+        average = opt.state[p]["average"]
+        assert average.dtype == torch.float32
+        assert torch.equal(p, average.to(torch.bfloat16))
+        assert p.dtype == opt.state[p]["iterate"].dtype == torch.bfloat16
+
+
+def test_rows_of_a_table_are_averaged_over_their_own_updates():
+    torch.manual_seed(0)
+    table = nn.Embedding(4, 3, sparse=True, dtype=torch.float64)
+    opt = VSGD(table.parameters(), curvature_every=1)
+    target = torch.randn(4, 3, dtype=torch.float64)
+    expected, updates = weights(table)[0], [0] * 4
+    for step in range(60):
+        rows = torch.tensor([0, 1]) if step % 3 else torch.tensor([0, 2])
+
+        def closure(rows=rows, step=step):
+            opt.zero_grad()
+            noise = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            loss = (table(rows) - target[rows] - 0.1 * noise).square().sum()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        for row in rows.tolist():
+            updates[row] += 1
+            if updates[row] > BOOTSTRAP:
+                iterate = opt.state[table.weight]["iterate"][row]
+                expected[row] += (iterate - expected[row]) / (updates[row] - BOOTSTRAP) ** 0.5
+    torch.testing.assert_close(weights(table)[0], expected)
+    torch.testing.assert_close(table.weight[0], target[0], atol=0.1, rtol=0)
+
+
+def test_nothing_is_kept_where_nothing_is_averaged():
+    model = network()
+    opt = VSGD(model.parameters(), options=NETWORKS._replace(average_iterates=False))
+    train(model, opt, range(10))
+    assert all("iterate" not in state for state in opt.state.values())
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6])
+def test_the_scale_of_the_loss_does_not_matter(scale):
+    tracks = []
+    for factor in (1.0, scale):
+        model = network(torch.float64)
+        tracks.append(weights(train(model, VSGD(model.parameters()), range(100), scale=factor)))
+    torch.testing.assert_close(*tracks, rtol=1e-9, atol=1e-12)

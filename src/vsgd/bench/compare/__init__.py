@@ -1,0 +1,1 @@
+"""`vsgd compare`: optimizers on real networks, side by side."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers with ReLU between them."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -72,7 +74,8 @@ class Factors(nn.Module):
 
     def forward(self, pairs: Tensor) -> Tensor:
         user, item = self.user(pairs[:, 0]), self.item(pairs[:, 1])
-        return self.mean + user[:, 0] + item[:, 0] + (user[:, 1:] * item[:, 1:]).sum(1)
+        product: Tensor = (user[:, 1:] * item[:, 1:]).sum(1)
+        return product + user[:, 0] + item[:, 0] + self.mean
 
 
 class WordBag(nn.Module):
@@ -94,7 +97,7 @@ class Point(nn.Module):
     def __init__(self, hessian: Tensor):
         super().__init__()
         self.theta = nn.Parameter(torch.ones(len(hessian)))
-        self.register_buffer("hessian", hessian)
+        self.hessian = hessian
 
     def forward(self, centres: Tensor) -> Tensor:
         offset = self.theta - centres

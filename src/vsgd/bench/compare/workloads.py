@@ -52,7 +52,7 @@ def digits_mlp(seed: int, sparse: bool) -> Task:
 
 def digits_autoencoder(seed: int, sparse: bool) -> Task:
     split = data.shuffled(*data.digits(), seed)
-    return Task(networks.mlp(64, 32, 8, 64), Split(split.x, split.x, split.x_test, split.x_test), F.mse_loss)
+    return Task(networks.mlp(64, 32, 8, 32, 64), Split(split.x, split.x, split.x_test, split.x_test), F.mse_loss)
 
 
 def fashion_mlp(seed: int, sparse: bool) -> Task:
@@ -84,7 +84,7 @@ def movielens_factors(seed: int, sparse: bool) -> Task:
 
 def housing_absolute(seed: int, sparse: bool) -> Task:
     split = data.standardized(data.shuffled(*data.numbers("california-housing.csv.gz"), seed))
-    return Task(nn.Sequential(networks.mlp(8, 64, 64), nn.Flatten(0)), split, F.l1_loss)
+    return Task(nn.Sequential(networks.mlp(8, 64, 64, 1), nn.Flatten(0)), split, F.l1_loss)
 
 
 def newsgroups_bag(seed: int, sparse: bool) -> Task:

@@ -74,8 +74,8 @@ class Factors(nn.Module):
 
     def forward(self, pairs: Tensor) -> Tensor:
         user, item = self.user(pairs[:, 0]), self.item(pairs[:, 1])
-        product: Tensor = (user[:, 1:] * item[:, 1:]).sum(1)
-        return product + user[:, 0] + item[:, 0] + self.mean
+        rating: Tensor = (user[:, 1:] * item[:, 1:]).sum(1) + user[:, 0] + item[:, 0] + self.mean
+        return rating
 
 
 class WordBag(nn.Module):

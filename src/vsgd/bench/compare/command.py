@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TypeVar
 
+from vsgd.bench.compare.pages import html, markdown
 from vsgd.bench.compare.rivals import RIVALS, Rival
 from vsgd.bench.compare.table import assemble, compute
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
@@ -44,5 +45,8 @@ def compare(arguments: argparse.Namespace) -> None:
 
     write_whole(out / ".writable", "")  # better now than after the work
     (out / ".writable").unlink()
-    absent = compute(workloads, rivals, seeds, arguments.jobs, out)
-    assemble(all_workloads, all_rivals, seeds, out, absent)
+    compute(workloads, rivals, seeds, arguments.jobs, out)
+    table = assemble(all_workloads, all_rivals, seeds, out)
+    write_whole(out / "results.md", markdown(table, quick))
+    write_whole(out / "index.html", html(table, quick))
+    print(f"wrote {out / 'results.md'} and {out / 'index.html'}")

@@ -64,19 +64,21 @@ def best_setting(out: Path, workload: Workload, rival: Rival) -> float | None:
     return rival.settings[finals.index(min(finals))]
 
 
-def compute(
-    workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int, processes: int, out: Path
-) -> dict[str, str]:
-    """Run what is not stored yet. Returns what could not be run, and why."""
+def absences(workloads: Iterable[Workload], rivals: Iterable[Rival]) -> dict[str, str]:
+    """Why some cannot be run, by name."""
     items: list[Workload | Rival] = [*workloads, *rivals]
-    absent = {item.name: why for item in items if (why := why_absent(item))}
+    return {item.name: why for item in items if (why := why_absent(item))}
+
+
+def compute(workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int, processes: int, out: Path) -> None:
+    """Run what is not stored yet."""
+    absent = absences(workloads, rivals)
     for name, why in absent.items():
         print(f"{name} is left out: {why}")
     pairs = [(w, r) for w in workloads for r in rivals if w.name not in absent and r.name not in absent]
     for choose in (_first_settings, _best_settings):
         jobs = [job for workload, rival in pairs for job in choose(out, workload, rival, seeds)]
         _compute_missing(jobs, processes, out, "tuning" if choose is _first_settings else "all seeds")
-    return absent
 
 
 def _first_settings(out: Path, workload: Workload, rival: Rival, seeds: int) -> list[Job]:
@@ -105,10 +107,9 @@ def _compute_missing(jobs: list[Job], processes: int, out: Path, what: str) -> N
                 bar.write(f"{job.workload.name}, {job.rival.name}, seed {job.seed} failed: {run.message}")
 
 
-def assemble(
-    workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int, out: Path, absent: dict[str, str]
-) -> Table:
+def assemble(workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int, out: Path) -> Table:
     """What the folder holds."""
+    absent = absences(workloads, rivals)
     table = Table(tuple(workloads), tuple(rivals), seeds, {}, absent)
     for workload in table.workloads:
         for rival in table.rivals:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import LogLocator
 
 from vsgd.bench.compare.judging import AXES, profiles, target
 from vsgd.bench.compare.rivals import OURS, Rival
@@ -75,6 +76,9 @@ def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
         axes.axhline(goal, color=GREY, lw=0.8, ls=(0, (1, 2)))
     if starts:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
+        axes.yaxis.set_major_formatter("{x:g}")  # 0.02, not 2 × 10⁻²
+        axes.yaxis.set_minor_formatter("{x:g}")
         top = max((value for value in starts if math.isfinite(value)), default=1.0) * 1.1
         axes.set_ylim(min(lowest) * 0.9, top)  # what diverges leaves the picture
         axes.set_xlim(left=0)

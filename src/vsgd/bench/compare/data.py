@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from vsgd.errors import UserError
@@ -56,6 +55,8 @@ def shuffled(x: Tensor, y: Tensor, seed: int, test: float = 0.2) -> Split:
 @functools.cache
 def digits() -> tuple[Tensor, Tensor]:
     """1,797 handwritten digits of 8×8 pixels between 0 and 1."""
+    from sklearn.datasets import load_digits  # takes as long to import as torch, and few workloads need it
+
     images, labels = load_digits(return_X_y=True)
     return torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
 

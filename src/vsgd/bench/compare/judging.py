@@ -105,15 +105,16 @@ def target(table: Table, workload: Workload) -> float | None:
 
 def time_to(run: Run, goal: float, axis: str, online: bool) -> float:
     """What was spent until the loss was first as low; infinite if it never was."""
-    spent, losses = getattr(run, axis), run.held_out
+    spent: list[float] = getattr(run, axis)
+    losses = run.held_out
     if online:
-        return float(spent[-1]) if run.final <= goal else math.inf  # the mean over the stream is known at its end
+        return spent[-1] if run.final <= goal else math.inf  # the mean over the stream is known at its end
     for k, loss in enumerate(losses):
         if loss <= goal:
             if k == 0:
                 return max(spent[0], 1e-9)
             share = (losses[k - 1] - goal) / (losses[k - 1] - loss)
-            return float(spent[k - 1] + share * (spent[k] - spent[k - 1]))
+            return spent[k - 1] + share * (spent[k] - spent[k - 1])
     return math.inf
 
 

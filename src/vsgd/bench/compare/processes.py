@@ -55,6 +55,9 @@ def run_all(jobs: Iterable[Job], processes: int) -> Iterator[tuple[Job, Run]]:
         while waiting or busy:
             while waiting and idle:
                 worker, job = idle.pop(), waiting.pop()
+                if not worker.process.is_alive():  # killed while it had nothing to do
+                    worker = start()
+                    workers.append(worker)
                 worker.pipe.send(job)
                 busy[worker.pipe] = (worker, job)
             for pipe in wait(list(busy)):
@@ -64,8 +67,6 @@ def run_all(jobs: Iterable[Job], processes: int) -> Iterator[tuple[Job, Run]]:
                 except (EOFError, ConnectionResetError):
                     run = failed("its process died")
                     worker.process.join()
-                    worker = start()
-                    workers.append(worker)
                 idle.append(worker)
                 yield job, run
     finally:

@@ -33,6 +33,9 @@ def setting_name(setting: float | None) -> str:
     return "default" if setting is None else f"{setting:.2g}"
 
 
+version_of = functools.cache(version)
+
+
 @functools.cache
 def fingerprint() -> str:
     """Changes with the code of our optimizer, so that no run of it outlives it."""
@@ -52,7 +55,7 @@ def wanted(job: Job) -> dict[str, Any]:
         "batch": workload.batch,
         "epochs": workload.epochs,
         "task": hashlib.sha256(inspect.getsource(workload.build).encode()).hexdigest()[:16],
-        rival.package: version(rival.package),
+        rival.package: version_of(rival.package),
         **({"source": fingerprint()} if rival.ours else {}),
     }
 
@@ -63,7 +66,7 @@ def path_of(out: Path, job: Job) -> Path:
 
 
 def save(out: Path, job: Job, run: Run) -> None:
-    record = {**wanted(job), "torch": version("torch"), **run._asdict()}
+    record = {**wanted(job), "torch": version_of("torch"), **run._asdict()}
     write_whole(path_of(out, job), json.dumps(record) + "\n")
 
 

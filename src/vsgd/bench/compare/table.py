@@ -55,13 +55,16 @@ def why_absent(item: Workload | Rival) -> str | None:
     return None
 
 
+def tuning_runs(out: Path, workload: Workload, rival: Rival) -> dict[float | None, Run]:
+    """What is stored of a grid, by setting."""
+    runs = {setting: load(out, Job(workload, rival, setting, TUNED_ON)) for setting in rival.settings}
+    return {setting: run for setting, run in runs.items() if run is not None}
+
+
 def best_setting(out: Path, workload: Workload, rival: Rival) -> float | None:
     """The setting with the lowest final loss on one seed."""
-    if len(rival.settings) == 1:
-        return rival.settings[0]
-    runs = [load(out, Job(workload, rival, setting, TUNED_ON)) for setting in rival.settings]
-    finals = [math.inf if run is None else run.final for run in runs]
-    return rival.settings[finals.index(min(finals))]
+    runs = tuning_runs(out, workload, rival)
+    return min(rival.settings, key=lambda setting: runs[setting].final if setting in runs else math.inf)
 
 
 def absences(workloads: Iterable[Workload], rivals: Iterable[Rival]) -> dict[str, str]:
@@ -89,6 +92,9 @@ def _first_settings(out: Path, workload: Workload, rival: Rival, seeds: int) -> 
 
 
 def _best_settings(out: Path, workload: Workload, rival: Rival, seeds: int) -> list[Job]:
+    """The best of each grid on the other seeds; what has no grid is done, or has failed once already."""
+    if len(rival.settings) == 1:
+        return []
     setting = best_setting(out, workload, rival)
     return [Job(workload, rival, setting, seed) for seed in range(seeds)]
 
@@ -115,6 +121,8 @@ def assemble(workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int,
         for rival in table.rivals:
             if workload.name in absent or rival.name in absent:
                 continue
+            if len(tuning_runs(out, workload, rival)) < len(rival.settings):
+                continue  # half a grid has no best
             setting = best_setting(out, workload, rival)
             found = {seed: load(out, Job(workload, rival, setting, seed)) for seed in range(seeds)}
             runs = {seed: run for seed, run in found.items() if run is not None}

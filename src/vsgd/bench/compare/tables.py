@@ -88,14 +88,15 @@ def verdicts(table: Table, axis: str) -> Grid:
         rows.append([rival.title, *(str(count) for count in counts.values()), bar, _met(rival.name, counts), *signs])
     words = (
         "vSGD's default against each rival, workload by workload: + better, − worse by more than one standard error of "
-        "the paired difference over seeds, = neither (not worse), · not known. Bars count all workloads with a sign."
+        "the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Bars count the "
+        "workloads with a sign."
     )
     if axis != "updates":
         words += (
             " Both curves are read where the one that spent less ends, linearly between looks. Grids keep the rate "
             "that was best at equal epochs. An online workload has no sign: less of a stream is other rows."
         )
-    head = ["rival", "better", "not worse", "worse", "bar", "met", *(workload.name for workload in table.workloads)]
+    head = ["rival", "better", "equal", "worse", "bar", "met", *(workload.name for workload in table.workloads)]
     return Grid(f"vSGD against each, at equal {AXES[axis]}", words, head, rows)
 
 

@@ -63,6 +63,8 @@ def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
             continue
         x = np.nanmean(_column(runs, axis, math.nan), axis=0)
         losses = _column(runs, "held_out", math.inf)
+        if workload.online:
+            losses = losses.cumsum(axis=1) / np.arange(1, losses.shape[1] + 1)
         mean = losses.mean(axis=0)
         shown = np.isfinite(mean)
         style = _style(rival)
@@ -76,11 +78,12 @@ def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
         axes.axhline(goal, color=GREY, lw=0.8, ls=(0, (1, 2)))
     if starts:
         axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
+        bottom = min(lowest) * 0.9
+        top = max((value for value in starts if math.isfinite(value)), default=1.0) * 1.1
+        axes.set_ylim(bottom, top)  # what diverges leaves the picture
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7) if top < 50 * bottom else ()))
         axes.yaxis.set_major_formatter("{x:g}")  # 0.02, not 2 × 10⁻²
         axes.yaxis.set_minor_formatter("{x:g}")
-        top = max((value for value in starts if math.isfinite(value)), default=1.0) * 1.1
-        axes.set_ylim(min(lowest) * 0.9, top)  # what diverges leaves the picture
         axes.set_xlim(left=0)
     else:
         axes.text(0.5, 0.5, "not run", ha="center", transform=axes.transAxes, color=GREY)

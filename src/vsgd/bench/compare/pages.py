@@ -16,7 +16,7 @@ from vsgd.bench.report import STYLE
 TITLE = "Optimizers on small networks, side by side"
 STYLE_HERE = """
 .wide { overflow-x: auto; } .wide table { font-size: .8rem; white-space: nowrap; }
-.wide td:last-child, .wide td:nth-child(3) { white-space: normal; }
+td.long { white-space: normal; min-width: 20rem; }
 input[name=axis] { position: absolute; opacity: 0; }
 label { display: inline-block; padding: .35rem .9rem; border: 1px solid #c9ced6; border-radius: 4px; cursor: pointer;
         margin-right: .4rem; }
@@ -36,6 +36,8 @@ METHOD = (
     "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
     "final loss is the mean over the stream.",
 )
+LONG = 50
+"""Characters after which a cell may be broken into lines."""
 
 PROFILE = (
     "For each workload the target is 1.02 times the mean final loss of the best SGD. A curve shows on which share of "
@@ -46,7 +48,7 @@ PROFILE = (
 
 CURVES = (
     "Mean over seeds; the band reaches from the best to the worst seed. The dotted line is the target. Curves that "
-    "diverge leave the picture."
+    "diverge leave the picture. Online, the mean loss so far is drawn."
 )
 
 
@@ -99,9 +101,13 @@ def _rich(text: str) -> str:
     return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
 
 
+def _cell(text: str) -> str:
+    return f"<td{' class=long' if len(text) > LONG else ''}>{_rich(text)}</td>"
+
+
 def _table(grid: Grid, made: str) -> str:
     head = "".join(f"<th>{_rich(text)}</th>" for text in grid.head)
-    rows = "".join("<tr>" + "".join(f"<td>{_rich(text)}</td>" for text in row) + "</tr>" for row in grid.rows)
+    rows = "".join("<tr>" + "".join(_cell(text) for text in row) + "</tr>" for row in grid.rows)
     return (
         f"<h2>{escape(grid.title)}</h2><p>{_rich(grid.words)}</p>"
         f"<div class=wide><table><tr>{head}</tr>{rows}</table></div><p class=quiet>{_rich(made)}</p>"

@@ -88,8 +88,8 @@ def verdicts(table: Table, axis: str) -> Grid:
         rows.append([rival.title, *(str(count) for count in counts.values()), bar, _met(rival.name, counts), *signs])
     words = (
         "vSGD's default against each rival, workload by workload: + better, − worse by more than one standard error of "
-        "the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Bars count the "
-        "workloads with a sign."
+        "the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Bars count "
+        "the workloads with a sign."
     )
     if axis != "updates":
         words += (

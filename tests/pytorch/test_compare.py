@@ -62,7 +62,7 @@ def test_a_stream_is_judged_on_what_comes_next():
     run = train(STREAM, ADAM, None, seed=0)
     assert run.final == pytest.approx(sum(run.held_out) / len(run.held_out))
     assert len(run.updates) == 50
-    torch.equal(torch.cat(minibatches(240, STREAM, 0)), torch.arange(240))
+    assert torch.equal(torch.cat(minibatches(240, STREAM, 0)), torch.arange(240))
 
 
 def test_divergence_ends_a_run():

@@ -71,15 +71,16 @@ def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
         axes.plot(x[shown], mean[shown], **style)
         bounds = losses.min(axis=0)[shown], losses.max(axis=0)[shown]
         axes.fill_between(x[shown], *bounds, color=style["color"], alpha=0.10, lw=0)
-        starts.append(losses[:, 0].max())
-        lowest.append(mean[shown].min(initial=math.inf))
+        if shown.any():
+            starts.append(mean[shown][0])
+            lowest.append(mean[shown].min())
     goal = target(table, workload)
     if goal is not None and not workload.online:
         axes.axhline(goal, color=GREY, lw=0.8, ls=(0, (1, 2)))
     if starts:
         axes.set_yscale("log")
         bottom = min(lowest) * 0.9
-        top = max((value for value in starts if math.isfinite(value)), default=1.0) * 1.1
+        top = max(starts) * 1.1
         axes.set_ylim(bottom, top)  # what diverges leaves the picture
         axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7) if top < 50 * bottom else ()))
         axes.yaxis.set_major_formatter("{x:g}")  # 0.02, not 2 × 10⁻²
@@ -97,7 +98,8 @@ def _legend(axes: Axes, rivals: list[Rival]) -> None:
     axes.axis("off")
     for rival in rivals:
         axes.plot([], [], label=rival.title, **_style(rival))
-    axes.legend(loc="center left", frameon=False, fontsize=9, ncols=2, handlelength=2.6)
+    if rivals:
+        axes.legend(loc="center left", frameon=False, fontsize=9, ncols=2, handlelength=2.6)
 
 
 def draw_curves(table: Table, axis: str) -> Canvas:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from vsgd import __version__
 from vsgd.arguments import at_least
+from vsgd.bench.compare import add_command
 from vsgd.errors import UserError
 from vsgd.files import add_commands
 
@@ -64,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--updates", type=at_least(2), default=1024, help="updates of each run (default: 1024)")
     command.add_argument("--seed", type=at_least(0), default=0, help="where all randomness comes from (default: 0)")
     command.set_defaults(run=figures)
+    add_command(commands)
     add_commands(commands)
     return main_parser
 

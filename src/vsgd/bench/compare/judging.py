@@ -1,0 +1,136 @@
+"""What the runs say: who is better than whom, and how soon a target is reached."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vsgd.bench.compare.table import Cell, Table
+from vsgd.bench.compare.train import Run
+from vsgd.bench.compare.workloads import Workload
+
+AXES = {"updates": "updates", "evaluations": "gradient evaluations", "seconds": "seconds"}
+"""Fields of `Run` that a budget can be counted in, and what to call them."""
+
+TOLERANCE = 1.02
+"""The target of a workload is the final loss of the best SGD times this."""
+
+REFERENCE = "sgd"
+
+
+class Bar(NamedTuple):
+    """What is asked of our optimizer against a rival: to be better, or not worse, on a share of the workloads."""
+
+    share: float
+    better: bool
+    words: str
+
+
+FREE = ("prodigy", "schedulefree-adamw", "schedulefree-sgd", "dadapt-adam", "dadapt-sgd", "dog", "cocob")
+BARS = {
+    "sgd": Bar(1, False, "not worse on every workload"),
+    "momentum": Bar(2 / 3, False, "not worse on 2/3"),
+    "adam": Bar(2 / 3, False, "not worse on 2/3"),
+    "adam-default": Bar(3 / 4, True, "better on 3/4"),
+    **{name: Bar(2 / 3, True, "better on 2/3") for name in FREE},
+}
+
+
+class Spread(NamedTuple):
+    mean: float
+    error: float
+    """Standard error of the mean; 0 where there is but one seed."""
+
+
+def spread(values: Any) -> Spread:
+    values = np.asarray(values, float)
+    if not np.isfinite(values).all():
+        return Spread(math.inf, 0.0)
+    return Spread(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0)
+
+
+def has_failed(cell: Cell) -> bool:
+    """A crash says nothing about the optimizer, so it is no defeat."""
+    return any(run.outcome == "failed" for run in cell.runs.values())
+
+
+def verdict(ours: list[float], theirs: list[float]) -> str:
+    """Whether our losses are beyond one standard error of the paired difference. Runs are paired by seed."""
+    lost = sum(math.isinf(a) and math.isfinite(b) for a, b in zip(ours, theirs, strict=True))
+    won = sum(math.isfinite(a) and math.isinf(b) for a, b in zip(ours, theirs, strict=True))
+    if lost != won:
+        return "worse" if lost > won else "better"
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    if not pairs:
+        return "not worse"
+    mean, error = spread([a - b for a, b in pairs])
+    return "better" if mean < -error else "worse" if mean > error else "not worse"
+
+
+def loss_at(run: Run, axis: str, budget: float) -> float:
+    """The held-out loss when so much was spent."""
+    spent = getattr(run, axis)
+    if budget >= spent[-1]:
+        return run.held_out[-1]
+    with np.errstate(invalid="ignore"):
+        loss = float(np.interp(budget, spent, run.held_out))
+    return loss if math.isfinite(loss) else math.inf
+
+
+def compared(table: Table, workload: Workload, name: str, ours: str, axis: str) -> str | None:
+    """Our verdict against a rival on a workload at equal budgets; None if it cannot be told."""
+    mine, its = table.cells.get((workload.name, ours)), table.cells.get((workload.name, name))
+    if mine is None or its is None or has_failed(mine) or has_failed(its):
+        return None
+    pairs = [(mine.runs[seed], its.runs[seed]) for seed in range(table.seeds)]
+    if axis == "updates":
+        return verdict([a.final for a, _ in pairs], [b.final for _, b in pairs])
+    if workload.online:
+        return None  # less of a stream is other rows
+    budgets = [min(getattr(a, axis)[-1], getattr(b, axis)[-1]) for a, b in pairs]
+    return verdict(
+        [loss_at(a, axis, budget) for (a, _), budget in zip(pairs, budgets, strict=True)],
+        [loss_at(b, axis, budget) for (_, b), budget in zip(pairs, budgets, strict=True)],
+    )
+
+
+def target(table: Table, workload: Workload) -> float | None:
+    """The loss that is to be reached."""
+    cell = table.cells.get((workload.name, REFERENCE))
+    finals = [] if cell is None else [run.final for run in cell.runs.values() if math.isfinite(run.final)]
+    return float(np.mean(finals)) * TOLERANCE if finals else None
+
+
+def time_to(run: Run, goal: float, axis: str, online: bool) -> float:
+    """What was spent until the loss was first as low; infinite if it never was."""
+    spent: list[float] = getattr(run, axis)
+    losses = run.held_out
+    if online:
+        return spent[-1] if run.final <= goal else math.inf  # the mean over the stream is known at its end
+    for k, loss in enumerate(losses):
+        if loss <= goal:
+            if k == 0:
+                return max(spent[0], 1e-9)
+            share = (losses[k - 1] - goal) / (losses[k - 1] - loss)
+            return spent[k - 1] + share * (spent[k] - spent[k - 1])
+    return math.inf
+
+
+def profiles(table: Table, axis: str) -> dict[str, Any]:
+    """For each rival, how many times longer than the fastest it took, on each workload and seed that it was run on."""
+    ratios: dict[str, list[float]] = {rival.name: [] for rival in table.rivals}
+    for workload in table.workloads:
+        goal = target(table, workload)
+        for seed in range(table.seeds) if goal is not None else ():
+            assert goal is not None
+            times = {
+                rival.name: time_to(cell.runs[seed], goal, axis, workload.online)
+                for rival in table.rivals
+                if (cell := table.cells.get((workload.name, rival.name))) is not None and not has_failed(cell)
+            }
+            fastest = min(times.values(), default=math.inf)
+            for name, spent in times.items():
+                ratios[name].append(spent / fastest if math.isfinite(spent) else math.inf)
+    return {name: np.sort(values) for name, values in ratios.items() if values}

@@ -1,0 +1,155 @@
+"""The comparison as one page that needs nothing else, and its tables as Markdown."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+
+from vsgd.bench.compare import curves
+from vsgd.bench.compare.judging import AXES
+from vsgd.bench.compare.table import Table
+from vsgd.bench.compare.tables import Grid, all_tables, not_run
+from vsgd.bench.report import STYLE
+
+TITLE = "Optimizers on small networks, side by side"
+STYLE_HERE = """
+.wide { overflow-x: auto; } .wide table { font-size: .8rem; white-space: nowrap; }
+td.long { white-space: normal; min-width: 20rem; }
+input[name=axis] { position: absolute; opacity: 0; }
+label { display: inline-block; padding: .35rem .9rem; border: 1px solid #c9ced6; border-radius: 4px; cursor: pointer;
+        margin-right: .4rem; }
+.tab { display: none; }
+"""
+
+METHOD = (
+    "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
+    "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
+    "chosen by the loss that is reported favours the grids.",
+    "Held-out loss is judged at the weights that the optimizer's authors ask for: averages for Schedule-Free and DoG, "
+    "with the statistics of BatchNorm taken anew from 20 minibatches.",
+    "Seconds are those of a processor, for one thread, judging and compiling left out, so that a busy machine "
+    "changes little.",
+    "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
+    "A loss that is not finite ends a run as diverged: its loss is infinite.",
+    "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
+    "final loss is the mean over the stream.",
+)
+LONG = 50
+"""Characters after which a cell may be broken into lines."""
+
+PROFILE = (
+    "For each workload the target is 1.02 times the mean final loss of the best SGD. A curve shows on which share of "
+    "workloads and seeds an optimizer has reached it when it may take so many times as long as the fastest optimizer "
+    "there. High is good: the left says how often an optimizer is (nearly) the fastest, the right how often it "
+    "gets there at all. What never arrives counts as infinite."
+)
+
+CURVES = (
+    "Mean over seeds; the band reaches from the best to the worst seed. The dotted line is the target. Curves that "
+    "diverge leave the picture. Online, the mean loss so far is drawn."
+)
+
+
+def command(table: Table, quick: bool) -> str:
+    return f"vsgd compare{' --quick' if quick else ''} --seeds {table.seeds}"
+
+
+def origin(table: Table, quick: bool) -> str:
+    """What produced the numbers of a table."""
+    packages = ["vsgd", "torch", *sorted({rival.package for rival in table.rivals} - {"vsgd", "torch"})]
+    made = [f"{name} {number}" for name in packages if (number := _version(name))]
+    seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
+    return f"`{command(table, quick)}`, {seeds}; {', '.join(made)}. {not_run(table)}".strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _shortened(quick: bool) -> list[str]:
+    if not quick:
+        return []
+    return [
+        "This is the quick version: few workloads and optimizers, and a third of the epochs. It shows what the "
+        "command does, not who is better."
+    ]
+
+
+def markdown(table: Table, quick: bool) -> str:
+    lines = [f"# {TITLE}", "", f"Written by `{command(table, quick)}`."]
+    lines += [line for text in _shortened(quick) for line in ("", text)]
+    lines += ["", *(f"- {text}" for text in METHOD)]
+    for grid in all_tables(table):
+        lines += ["", f"## {grid.title}", "", grid.words, ""]
+        lines += [_row(grid.head), _row(["---"] * len(grid.head)), *(_row(row) for row in grid.rows)]
+        lines += ["", origin(table, quick)]
+    return "\n".join([*lines, ""])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rich(text: str) -> str:
+    """Markdown's bold and code as HTML."""
+    text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text))
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
+
+
+def _cell(text: str) -> str:
+    return f"<td{' class=long' if len(text) > LONG else ''}>{_rich(text)}</td>"
+
+
+def _table(grid: Grid, made: str) -> str:
+    head = "".join(f"<th>{_rich(text)}</th>" for text in grid.head)
+    rows = "".join("<tr>" + "".join(_cell(text) for text in row) + "</tr>" for row in grid.rows)
+    return (
+        f"<h2>{escape(grid.title)}</h2><p>{_rich(grid.words)}</p>"
+        f"<div class=wide><table><tr>{head}</tr>{rows}</table></div><p class=quiet>{_rich(made)}</p>"
+    )
+
+
+def _image(data: bytes, words: str) -> str:
+    return f'<img alt="{escape(words)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+
+
+def _tabs(table: Table) -> str:
+    """Radio buttons and a few lines of CSS: each shows the drawings of its x axis."""
+    buttons, tabs, rules = "", "", ""
+    for axis, words in AXES.items():
+        checked = " checked" if axis == "updates" else ""
+        buttons += f'<input type=radio name=axis id="{axis}"{checked}><label for="{axis}">{words}</label>'
+        profile = curves.png(curves.draw_profiles(table, axis))
+        panels = curves.png(curves.draw_curves(table, axis))
+        tabs += f"""<div class=tab id="tab-{axis}">
+<h2>Share of workloads solved</h2><p>{PROFILE}</p>{_image(profile, f"Performance profiles in {words}")}
+<h2>Held-out losses</h2><p>{CURVES}</p>{_image(panels, f"Held-out losses against {words}")}
+</div>"""
+        rules += f"#{axis}:checked ~ #tab-{axis} {{ display: block; }} "
+        rules += f"#{axis}:checked + label {{ background: #2563a8; color: #fff; }} "
+        rules += f"#{axis}:focus-visible + label {{ outline: 2px solid #1d232b; }}\n"
+    return f"<style>{rules}</style><p><b>Counted in</b></p>{buttons}{tabs}"
+
+
+def html(table: Table, quick: bool) -> str:
+    made = origin(table, quick)
+    first, *others = (_table(grid, made) for grid in all_tables(table))
+    notes = "".join(f"<p><b>{_rich(text)}</b></p>" for text in _shortened(quick))
+    method = "".join(f"<li>{_rich(text)}</li>" for text in METHOD)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>vsgd: {TITLE}</title><style>{STYLE}{STYLE_HERE}</style></head><body>
+<h1>{TITLE}</h1>{notes}
+<p>Written by <code>{escape(command(table, quick))}</code>. vSGD has nothing to tune; best SGD, momentum and Adam
+were given the best learning rate of a grid on each workload; the others run at their defaults.</p>
+{first}
+{_tabs(table)}
+{"".join(others)}
+<h2>How it was measured</h2><ul>{method}</ul>
+</body></html>
+"""

@@ -1,0 +1,83 @@
+"""Runs on disk, a small file each, together with what produced them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import vsgd
+from vsgd.bench.compare.rivals import Rival
+from vsgd.bench.compare.train import Run
+from vsgd.bench.compare.workloads import Workload
+from vsgd.bench.store import write_whole
+from vsgd.errors import UserError
+
+SOURCES = ("torch/**/*.py", "rule.py", "options.py", "probe.py", "reweight.py", "blocks.py", "kernels.py")
+
+
+class Job(NamedTuple):
+    """A run that may be asked for."""
+
+    workload: Workload
+    rival: Rival
+    setting: float | None
+    seed: int
+
+
+def setting_name(setting: float | None) -> str:
+    return "default" if setting is None else f"{setting:.2g}"
+
+
+version_of = functools.cache(version)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Changes with the code of our optimizer, so that no run of it outlives it."""
+    folder = Path(vsgd.__file__).parent
+    files = sorted(file for pattern in SOURCES for file in folder.glob(pattern))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def wanted(job: Job) -> dict[str, Any]:
+    """What has to be true of a stored run to be used again."""
+    workload, rival = job.workload, job.rival
+    return {
+        "workload": workload.name,
+        "rival": rival.name,
+        "setting": job.setting,
+        "seed": job.seed,
+        "batch": workload.batch,
+        "epochs": workload.epochs,
+        "task": hashlib.sha256(inspect.getsource(workload.build).encode()).hexdigest()[:16],
+        rival.package: version_of(rival.package),
+        **({"source": fingerprint()} if rival.ours else {}),
+    }
+
+
+def path_of(out: Path, job: Job) -> Path:
+    name = f"{setting_name(job.setting)}-seed{job.seed}.json"
+    return out / "runs" / job.workload.name / job.rival.name / name
+
+
+def save(out: Path, job: Job, run: Run) -> None:
+    record = {**wanted(job), "torch": version_of("torch"), **run._asdict()}
+    write_whole(path_of(out, job), json.dumps(record) + "\n")
+
+
+def load(out: Path, job: Job) -> Run | None:
+    """The run, or None if there is none yet for exactly this."""
+    if not (path := path_of(out, job)).exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        if any(record.get(key) != value for key, value in wanted(job).items()):
+            return None
+        return Run(**{field: record[field] for field in Run._fields})
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise UserError(f"corrupt results file {path} ({error}). Delete it, then run again.") from None

@@ -1,0 +1,155 @@
+"""One run: an optimizer on a workload from a seed, watched as it goes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+
+from vsgd.bench.compare.rivals import Rival
+from vsgd.bench.compare.workloads import Task, Workload
+
+LOOKS, LOOKS_ONLINE = 12, 50
+"""How often a run is judged, besides at its start."""
+
+WARM_UP = 5
+"""Updates of a throw-away model before the clock starts: kernels are compiled in the first."""
+
+STATISTICS = 20
+"""Minibatches from which BatchNorm's statistics are taken at averaged weights."""
+
+
+class Run(NamedTuple):
+    """What happened. Lists have an entry per look.
+
+    Attributes:
+        evaluations: gradients of a minibatch that were taken.
+        seconds: of one processor, those for looking left out.
+        held_out: loss on rows that are not learned from; online, on those learned from next.
+        training: mean loss of the minibatches since the look before; NaN at the start.
+        final: the loss that counts: the last, or the mean of all if online; infinite if the run did not finish.
+        outcome: "finished", "diverged" or "failed"; `message` says why.
+    """
+
+    updates: list[int]
+    evaluations: list[int]
+    seconds: list[float]
+    held_out: list[float]
+    training: list[float]
+    final: float
+    outcome: str = "finished"
+    message: str = ""
+
+
+def failed(message: str) -> Run:
+    return Run([], [], [], [], [], math.inf, "failed", message)
+
+
+def minibatches(rows: int, workload: Workload, seed: int) -> list[Tensor]:
+    """Rows of each minibatch, incomplete ones left out. Every optimizer sees the same."""
+    if workload.online:
+        return list(torch.arange(rows).split(workload.batch))[: rows // workload.batch]
+    rng = torch.Generator().manual_seed(seed)
+    epochs = [torch.randperm(rows, generator=rng).split(workload.batch) for _ in range(workload.epochs)]
+    return [batch for epoch in epochs for batch in epoch[: rows // workload.batch]]
+
+
+class Learner:
+    """A model and its optimizer, with a count of gradients."""
+
+    def __init__(self, workload: Workload, rival: Rival, setting: float | None, seed: int):
+        torch.manual_seed(seed)  # the same weights whatever the optimizer
+        self.task = workload.build(seed, rival.sparse)
+        self.task.model.train()
+        self.rival = rival
+        self.batch = workload.batch
+        self.optimizer = rival.make(self.task.model, setting)
+        self.evaluations = 0
+
+    def update(self, rows: Tensor) -> Tensor:
+        """Learn from these rows; their loss before."""
+        x, y = self.task.split.x[rows], self.task.split.y[rows]
+
+        def closure() -> Tensor:
+            self.evaluations += 1
+            self.task.model.zero_grad()
+            loss = self.task.loss(self.task.model(x), y)
+            loss.backward()
+            return loss
+
+        loss: Tensor = self.optimizer.step(closure)
+        return loss.detach()
+
+    def judge(self, x: Tensor, y: Tensor) -> float:
+        with torch.no_grad(), judged(self.rival, self.optimizer, self.task, self.batch) as model:
+            return float(self.task.loss(model(x), y))
+
+
+@contextmanager
+def judged(rival: Rival, optimizer: Any, task: Task, batch: int) -> Iterator[nn.Module]:
+    """The model as it is to be judged; afterwards everything is as it was."""
+    with rival.look(optimizer, task.model) as model:
+        kept = [buffer.clone() for buffer in model.buffers()]
+        if rival.averages:
+            update_bn(task.split.x[: STATISTICS * batch].split(batch), model)
+        model.eval()
+        yield model
+        for buffer, value in zip(model.buffers(), kept, strict=True):
+            buffer.copy_(value)
+    task.model.train()
+
+
+def warm_up(start: Callable[[], Learner], batches: list[Tensor]) -> None:
+    learner = start()
+    with suppress(FloatingPointError):
+        for rows in batches[:WARM_UP]:
+            learner.update(rows)
+
+
+def train(workload: Workload, rival: Rival, setting: float | None, seed: int) -> Run:
+    """Train and watch. A loss that is not finite ends the run."""
+    torch.set_num_threads(1)
+    learner = Learner(workload, rival, setting, seed)
+    split = learner.task.split
+    batches = minibatches(len(split.x), workload, seed)
+    warm_up(lambda: Learner(workload, rival, setting, seed), batches)
+    torch.manual_seed(seed)
+
+    looks = LOOKS_ONLINE if workload.online else LOOKS
+    marks = [round(len(batches) * k / looks) for k in range(looks + 1)]
+    seconds, run, message = 0.0, Run([], [], [], [], [], math.inf), ""
+
+    def note(updates: int, held_out: float, training: float) -> None:
+        finite = held_out if math.isfinite(held_out) else math.inf
+        run.updates.append(updates)
+        run.evaluations.append(learner.evaluations)
+        run.seconds.append(round(seconds, 4))
+        run.held_out.append(finite)
+        run.training.append(training)
+
+    if not workload.online:
+        note(0, learner.judge(split.x_test, split.y_test), math.nan)
+    for start, end in itertools.pairwise(marks):
+        ahead = torch.cat(batches[start:end])
+        held_out = learner.judge(split.x[ahead], split.y[ahead]) if workload.online else math.nan
+        began, total = time.process_time(), torch.zeros(())
+        try:
+            for rows in batches[start:end]:
+                total += learner.update(rows)
+        except FloatingPointError as error:
+            message = str(error)
+        seconds += time.process_time() - began
+        if not workload.online:
+            held_out = learner.judge(split.x_test, split.y_test)
+        note(end, math.inf if message else held_out, float(total) / (end - start))
+        if not math.isfinite(run.held_out[-1]):
+            return run._replace(outcome="diverged", message=message or "the held-out loss is not finite")
+    final = sum(run.held_out) / len(run.held_out) if workload.online else run.held_out[-1]
+    return run._replace(final=final)

@@ -1,0 +1,149 @@
+"""What `vsgd compare` concludes from runs, and the pages it writes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+
+from standins import ABSENT, ADAM, BY_NAME, GRID, SMALL, STREAM, UNINSTALLED
+
+from vsgd.bench.compare.judging import compared, loss_at, profiles, target, time_to, verdict
+from vsgd.bench.compare.pages import html, markdown
+from vsgd.bench.compare.table import Cell, Table
+from vsgd.bench.compare.train import Run, failed
+from vsgd.cli import main
+
+OURS = BY_NAME["vsgd"]
+
+
+def falling(end, evaluations=100, outcome="finished"):
+    """From 2 to `end` in 100 updates."""
+    held_out = [2.0, (2.0 + end) / 2, end]
+    spent = [0, evaluations // 2, evaluations]
+    return Run([0, 50, 100], spent, [0.0, 1.0, 2.0], held_out, [math.nan, 1.0, 1.0], end, outcome)
+
+
+def table_of(ours, sgd, adam=None, **changes):
+    cells = {
+        ("small", "vsgd"): Cell(None, False, dict(enumerate(ours))),
+        ("small", "sgd"): Cell(0.1, True, dict(enumerate(sgd))),
+    }
+    if adam:
+        cells["small", "adam-default"] = Cell(None, False, dict(enumerate(adam)))
+    whole = Table((SMALL, ABSENT), (OURS, GRID, ADAM, UNINSTALLED), len(ours), cells, {"absent": "put it there"})
+    return whole._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "word"),
+    [
+        ([1.0, 2.0, 3.0], [1.1, 2.1, 3.1], "better"),  # paired: the spread over seeds does not hide it
+        ([1.1, 2.1, 3.1], [1.0, 2.0, 3.0], "worse"),
+        ([1.0, 2.0], [1.1, 1.9], "not worse"),
+        ([1.0, math.inf], [2.0, 2.0], "worse"),
+        ([1.0, 1.0], [2.0, math.inf], "better"),
+        ([math.inf, math.inf], [math.inf, math.inf], "not worse"),
+        ([1.0], [2.0], "better"),
+    ],
+)
+def test_verdicts_are_about_paired_differences(ours, theirs, word):
+    assert verdict(ours, theirs) == word
+
+
+def test_curves_are_read_at_the_smaller_budget():
+    ours, theirs = falling(1.0, evaluations=200), falling(1.2)
+    assert loss_at(ours, "evaluations", 100) == 1.5
+    table = table_of([ours] * 2, [theirs] * 2)
+    assert compared(table, SMALL, "sgd", "vsgd", "updates") == "better"
+    assert compared(table, SMALL, "sgd", "vsgd", "evaluations") == "worse"
+    diverged = falling(math.inf, outcome="diverged")
+    assert loss_at(diverged, "updates", 100) == math.inf
+    assert loss_at(diverged, "updates", 75) == math.inf
+    assert loss_at(diverged, "updates", 0) == 2.0
+
+
+def test_a_stream_is_not_compared_at_other_budgets_and_a_failure_not_at_all():
+    cells = {("stream", name): Cell(None, False, {0: falling(1.0)}) for name in ("vsgd", "sgd")}
+    table = Table((STREAM,), (OURS, GRID), 1, cells, {})
+    assert compared(table, STREAM, "sgd", "vsgd", "updates") == "not worse"
+    assert compared(table, STREAM, "sgd", "vsgd", "seconds") is None
+    assert compared(table_of([falling(1.0)], [failed("so")]), SMALL, "sgd", "vsgd", "updates") is None
+
+
+def test_profiles_count_a_miss_as_infinite():
+    table = table_of([falling(0.5)], [falling(1.0)], [falling(1.5)])
+    assert target(table, SMALL) == pytest.approx(1.02)
+    assert time_to(falling(1.0), 1.5, "updates", online=False) == 50
+    assert time_to(falling(1.0), 1.5, "seconds", online=True) == 2.0
+    ratios = profiles(table, "updates")
+    assert ratios["vsgd"] == [1.0]
+    assert 1.0 < ratios["sgd"][0] < 2.0
+    assert ratios["adam-default"] == [math.inf]
+
+
+def test_pages_say_what_a_stranger_needs():
+    table = table_of([falling(1.0), falling(1.1)], [falling(0.5), falling(math.inf)], [falling(0.7), falling(0.8)])
+    text, page = markdown(table, quick=False), html(table, quick=False)
+    for words in (text, page):
+        for wanted in (
+            "vsgd compare --seeds 2",
+            "2 seeds; vsgd",
+            "1.05 ± 0.05",
+            "diverged (1/2) @0.1†",
+            "best SGD on Small digits",
+            "put it there",
+            "Not run: Absent data, Uninstalled.",
+            "not worse on every workload",
+            "at equal gradient evaluations",
+            "at equal seconds",
+        ):
+            assert wanted in words, wanted
+    assert "**0.75 ± 0.05**" in text
+    assert "<b>0.75 ± 0.05</b>" in page
+    assert page.count('src="data:image/png;base64,') == 6
+    assert page.count("<input type=radio") == 3
+    assert "http" not in page
+    assert "quick version" not in text
+
+
+def test_the_command_writes_both_pages(tmp_path):
+    narrow = ("--workloads", "digits-logistic", "--optimizers", "adam-default", "--seeds", "1", "--jobs", "1")
+    command = [sys.executable, "-m", "vsgd", "compare", "--quick", *narrow, "--out", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "quick" / "results.md").read_text()
+    assert "This is the quick version" in text
+    assert "vsgd compare --quick --seeds 1" in text
+    assert "Digits, MLP" in text
+    assert "not run" in text
+    assert (tmp_path / "quick" / "index.html").exists()
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+    assert not list(tmp_path.rglob(".*")), "temporary files were left"
+
+
+def test_absent_data_are_a_line_not_an_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("VSGD_DATA", raising=False)
+    assert main(["compare", "--workloads", "elec2", "--optimizers", "sgd", "--seeds", "1", "--out", str(tmp_path)]) == 0
+    assert "elec2 is left out: set VSGD_DATA to a folder that holds elec2.csv.gz" in capsys.readouterr().out
+    assert "set VSGD_DATA to a folder that holds elec2.csv.gz" in (tmp_path / "results.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--workloads", "imagenet"), ["imagenet", "digits-mlp"]),
+        (("--optimizers", "lion"), ["lion", "prodigy"]),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments, words, tmp_path, capsys):
+    assert main(["compare", *arguments, "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert len(said.strip().splitlines()) == 1, said
+    assert all(word in said for word in words)

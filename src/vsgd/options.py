@@ -22,7 +22,8 @@ class Options(NamedTuple):
         caution: share of |∇/δ| added to a curvature, since a kink may lie just beyond the shift (0 in the paper).
         tensor_probe: size of the shift δ as a share of the root mean square of its tensor, with a random sign for each
             coordinate; 0, as in the paper, is δ = ḡ.
-        curvature_floor: share of a tensor's mean v̄^fd added to that of each of its coordinates (0 in the paper).
+        neighbours: weight with which the mean curvature of a tensor is mixed into that of each of its coordinates
+            (0 in the paper).
         curvature_every: in every so many steps a second gradient is taken (1 in the paper).
         average_iterates: whether the weights to use are a moving average of those the steps went through.
     """
@@ -39,7 +40,7 @@ class Options(NamedTuple):
     column_probe: bool = False
     caution: float = 0.0
     tensor_probe: float = 0.0
-    curvature_floor: float = 0.0
+    neighbours: float = 0.0
     curvature_every: float = 1.0
     average_iterates: bool = False
 
@@ -59,7 +60,7 @@ NETWORKS = Options(
     slow_start=10.0,
     memory_limit=10.0,
     tensor_probe=0.03,
-    curvature_floor=1e-3,
+    neighbours=1e-3,
     curvature_every=4.0,
     average_iterates=True,
 )

@@ -34,6 +34,13 @@ class Moments(NamedTuple):
     curv_sq: Array
 
 
+class Neighbours(NamedTuple):
+    """Curvature, and its square, that are mixed into those of a coordinate: its neighbours', with a small weight."""
+
+    curv: Array
+    curv_sq: Array
+
+
 class State(NamedTuple):
     """All that the method remembers."""
 
@@ -98,17 +105,18 @@ def share(signal: Array, noise: Array) -> Array:
     return signal / (signal + noise)
 
 
-def rate(mean: Moments, count: Array, options: Options = PAPER, floor: Array | None = None) -> Array:
+def rate(mean: Moments, count: Array, options: Options = PAPER, neighbours: Neighbours | None = None) -> Array:
     """η*, the optimal rate for the mean gradient over `count` samples (eq. 1, 3 and 4, and section 5.2).
 
     With σ² = v̄ − ḡ² the share of signal, n ḡ² / (n ḡ² + σ²), is n ḡ² / (v̄ + (n−1) ḡ²) as printed. The factor
-    n/(n−z) of eq. 4 is in the gradient already, which averages over the non-zero samples only. A `floor` is added to
-    v̄^fd, for coordinates whose neighbours are known to be much more curved.
+    n/(n−z) of eq. 4 is in the gradient already, which averages over the non-zero samples only. Where a coordinate
+    shows (almost) no curvature of its own, that of its `neighbours` decides.
     """
     reliable = share(count * (mean.grad * mean.grad), noise(mean, options))
     if options.normalize_curvature:
-        curv_sq = mean.curv_sq if floor is None else mean.curv_sq + floor
-        return reliable * (mean.curv + options.epsilon) / (curv_sq + options.epsilon)
+        curv = mean.curv if neighbours is None else mean.curv + neighbours.curv
+        curv_sq = mean.curv_sq if neighbours is None else mean.curv_sq + neighbours.curv_sq
+        return reliable * (curv + options.epsilon) / (curv_sq + options.epsilon)
     return reliable / (abs(mean.curv) + options.epsilon)
 
 
@@ -159,7 +167,7 @@ def step(
     count: Array,
     options: Options = PAPER,
     shared: Callable[[Moments], Moments] | None = None,
-    floor: Array | None = None,
+    neighbours: Neighbours | None = None,
 ) -> tuple[Array, State, Info]:
     """One pass through the loop of Algorithm 1.
 
@@ -170,7 +178,7 @@ def step(
         count: its number of samples n, or n − z_i per coordinate. Where it is 0 nothing changes.
         options: `PAPER` unless told.
         shared: lets coordinates of a block share their statistics (see `vsgd.blocks`); None: each has its own.
-        floor: added to v̄^fd in the rate (see `rate`).
+        neighbours: curvature that is mixed in (see `rate`).
     """
     learning = (count > 0) & (state.seen >= options.bootstrap)
     outlier = learning & options.detect_outliers & is_outlier(state.mean, batch, options)
@@ -181,7 +189,7 @@ def step(
     if options.slow_start != 1:
         mean = distrust(mean, (state.seen < options.bootstrap) & (seen >= options.bootstrap), options)
     basis = mean if shared is None else shared(mean)
-    eta = learning * rate(basis, count, options, floor)
+    eta = learning * rate(basis, count, options, neighbours)
     memory = remember(memory, basis, learning, seen, options)
     theta = theta - eta * batch.grad
 

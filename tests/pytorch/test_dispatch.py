@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from vsgd import NETWORKS, PAPER  # noqa: E402
 from vsgd.torch import dispatch  # noqa: E402
-from vsgd.torch.dispatch import shift_tensor, shift_whole, update_tensor, update_whole  # noqa: E402
+from vsgd.torch.dispatch import neighbours_of, shift_tensor, shift_whole, update_tensor, update_whole  # noqa: E402
 from vsgd.torch.update import (  # noqa: E402
     READERS,
     Averages,
@@ -64,8 +64,8 @@ def test_whole_tensors_equal_the_loops(options, kind, shape, by_torch):
         function = torch.compile(update_whole, dynamic=True, fullgraph=True, backend="aot_eager")
     whole, whole_slots = theta.clone(), copied(slots)
     tensors = Scale(*(torch.tensor(value, dtype=theta.dtype) for value in SCALE))
-    floor = options.curvature_floor * slots.curv_sq.mean()
-    got = function(READERS[kind], source, whole, saved, whole_slots, counts, floor, tensors, options)
+    neighbours = neighbours_of(slots, options)
+    got = function(READERS[kind], source, whole, saved, whole_slots, counts, neighbours, tensors, options)
     whole_slots.seen.add_(counts)
     torch.testing.assert_close((whole, whole_slots), (looped, looped_slots), rtol=1e-12, atol=1e-12)
     assert got == outliers
@@ -152,7 +152,7 @@ def test_steps_do_not_compile_anew():
             theta - 0.1,
             slots,
             counts + step,
-            torch.tensor(0.1 * step),
+            neighbours_of(slots, PAPER),
             scale,
             PAPER,
         )

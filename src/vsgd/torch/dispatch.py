@@ -15,6 +15,7 @@ from torch import Tensor
 from vsgd.kernels import compiled, compiled_with
 from vsgd.options import Options
 from vsgd.probe import random_sign, shift, tensor_shift
+from vsgd.rule import Neighbours
 from vsgd.torch.update import READERS, Probe, Scale, Slots, advance, each_tensor, keep, load, shift_loop, update_loop
 
 PIECE = 1 << 16
@@ -47,22 +48,32 @@ def update_tensor(
 ) -> Tensor:
     """`vsgd.torch.update.advance` for all of `theta`, in place. Returns how many coordinates were outliers."""
     read = READERS[type(source)]
-    floor = slots.curv_sq.mean() * options.curvature_floor if options.curvature_floor else slots.seen.new_zeros(())
+    neighbours = neighbours_of(slots, options)
     outliers: Tensor
     if theta.is_cpu:
         loop, reader, scale = _loop(update_loop, options, theta.dtype), compiled(read), _typed(scale, theta.dtype)
-        least = floor.numpy()[()]
+        constants = Neighbours(*(value.numpy()[()] for value in neighbours))
         counted = _in_pieces(
-            lambda views, counts, first: loop(reader, *views, counts, least, scale),
+            lambda views, counts, first: loop(reader, *views, counts, constants, scale),
             (source, theta, saved, slots),
             count,
         )
         outliers = torch.tensor(sum(counted))
     else:
         tensors = Scale(*(torch.as_tensor(value, dtype=theta.dtype, device=theta.device) for value in scale))
-        outliers = _tensor_function(update_whole)(read, source, theta, saved, slots, count, floor, tensors, options)
+        outliers = _tensor_function(update_whole)(
+            read, source, theta, saved, slots, count, neighbours, tensors, options
+        )
     slots.seen.add_(count)
     return outliers
+
+
+def neighbours_of(slots: Slots, options: Options) -> Neighbours:
+    """What the coordinates of a tensor, or of the rows that were touched, tell each other of their curvature."""
+    if not options.neighbours:
+        nothing = slots.seen.new_zeros(())
+        return Neighbours(nothing, nothing)
+    return Neighbours(options.neighbours * slots.curv.mean(), options.neighbours * slots.curv_sq.mean())
 
 
 def shift_whole(
@@ -90,7 +101,7 @@ def update_whole(
     saved: Tensor | None,
     slots: Slots,
     count: Tensor,
-    floor: Tensor,
+    neighbours: Neighbours,
     scale: Scale,
     options: Options,
 ) -> Tensor:
@@ -98,7 +109,7 @@ def update_whole(
     start, delta = (theta, None) if saved is None else (saved, theta - saved)
     evidence, direction = read(source, ...)
     state = load(slots, ..., slots.seen[:, None])
-    new, state, outlier = advance(start, delta, state, evidence, direction, count[:, None], floor, scale, options)
+    new, state, outlier = advance(start, delta, state, evidence, direction, count[:, None], neighbours, scale, options)
     theta.copy_(new)
     keep(slots, ..., state)
     return torch.sum(outlier)

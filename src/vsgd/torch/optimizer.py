@@ -312,8 +312,9 @@ class VSGD(Optimizer):
                 window = open_window(parameter, state, None, options)
                 saved = saved.view_as(window.theta)
         source, count = fitted(evidence.source, evidence.counts, window.theta.shape)
-        if place is None:
-            # averages that are just being started wait for a step that shows them the curvature too
+        if place is None and not options.neighbours:
+            # averages that are just being started wait for a step that shows them the curvature too, unless they can
+            # have that of their neighbours
             count = count * (window.slots.seen >= options.bootstrap)
         scale = Scale(lr=float(group["lr"]), weight_decay=group["weight_decay"])
         seen = window.slots.seen.clone()

@@ -13,7 +13,7 @@ import numpy as np
 
 from vsgd.options import PAPER, Options
 from vsgd.probe import random_sign, shift, tensor_shift
-from vsgd.rule import Array, Moments, State, step
+from vsgd.rule import Array, Moments, Neighbours, State, step
 
 OPTIONS = PAPER
 """What the loops below are compiled with: as constants, so that whatever is switched off costs nothing."""
@@ -81,7 +81,7 @@ def advance(
     evidence: Averages,
     direction: Array,
     count: Array,
-    floor: Array,
+    neighbours: Neighbours,
     scale: Scale,
     options: Options,
 ) -> tuple[Array, State, Array]:
@@ -97,7 +97,7 @@ def advance(
         curv = evidence.diff_abs * inverse + unknown * curv
         curv_sq = evidence.diff_sq * inverse * inverse + unknown * curv_sq
     batch = Moments(grad=evidence.grad, grad_sq=evidence.grad_sq, curv=curv, curv_sq=curv_sq)
-    _, state, info = step(theta, state, batch, count, options, None, floor)
+    _, state, info = step(theta, state, batch, count, options, None, neighbours)
     theta = theta - scale.lr * info.rate * (direction + scale.weight_decay * theta)
     return theta, state, info.outlier
 
@@ -167,7 +167,7 @@ def shift_loop(
 
 
 def update_loop(
-    read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, floor: Any, scale: Scale
+    read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, neighbours: Neighbours, scale: Scale
 ) -> np.int32:
     """`advance` every coordinate, from `saved` if there was a shift, and count the outliers. Compiled.
 
@@ -181,10 +181,12 @@ def update_loop(
             state = load(slots, (r, c), seen)
             here = theta[r, c]
             if saved is None:
-                new, state, outlier = advance(here, None, state, evidence, direction, n, floor, scale, OPTIONS)
+                new, state, outlier = advance(here, None, state, evidence, direction, n, neighbours, scale, OPTIONS)
             else:
                 start = saved[r, c]
-                new, state, outlier = advance(start, here - start, state, evidence, direction, n, floor, scale, OPTIONS)
+                new, state, outlier = advance(
+                    start, here - start, state, evidence, direction, n, neighbours, scale, OPTIONS
+                )
             theta[r, c] = new
             keep(slots, (r, c), state)
             outliers = np.int32(outliers + np.int32(outlier))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
-from vsgd.bench.compare.pages import html, markdown
-from vsgd.bench.compare.rivals import RIVALS, Rival
-from vsgd.bench.compare.table import assemble, compute
+from vsgd.bench.compare.pages import ABLATED, STRESS, html, markdown, page
+from vsgd.bench.compare.rivals import ABLATIONS, RIVALS, Rival
+from vsgd.bench.compare.stress import stress_table, stress_workloads
+from vsgd.bench.compare.table import Table, assemble, compute
+from vsgd.bench.compare.tables import finals
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
 from vsgd.bench.store import write_whole
 from vsgd.errors import UserError
@@ -34,19 +38,43 @@ def chosen(items: Sequence[Item], names: list[str] | None, what: str) -> tuple[I
     return tuple(item for item in items if names is None or item.name in names)
 
 
+class Plan(NamedTuple):
+    """What is to be run, and where its pages go."""
+
+    workloads: tuple[Workload, ...]
+    rivals: tuple[Rival, ...]
+    seeds: int
+    out: Path
+    pages: Callable[[Table], dict[str, str]]
+    """The text of each file to write."""
+
+
+def plan(arguments: argparse.Namespace) -> Plan:
+    out = arguments.out
+    if arguments.ablations:
+        return Plan(WORKLOADS, ABLATIONS, 3, out, lambda table: {"ablations.md": page(table, ABLATED, [finals(table)])})
+    if arguments.stress:
+        return Plan(stress_workloads(), RIVALS[:1], 2, out, lambda t: {"stress.md": page(t, STRESS, [stress_table(t)])})
+    if arguments.quick:
+        few = tuple(rival for rival in RIVALS if rival.name in QUICK_RIVALS)
+        return Plan(quick_workloads(), few, 2, out / "quick", partial(whole_pages, True))
+    return Plan(WORKLOADS, RIVALS, 5, out, partial(whole_pages, False))
+
+
+def whole_pages(quick: bool, table: Table) -> dict[str, str]:
+    return {"results.md": markdown(table, quick), "index.html": html(table, quick)}
+
+
 def compare(arguments: argparse.Namespace) -> None:
-    quick = arguments.quick
-    all_workloads = quick_workloads() if quick else WORKLOADS
-    all_rivals = tuple(rival for rival in RIVALS if not quick or rival.name in QUICK_RIVALS)
-    workloads = chosen(all_workloads, arguments.workloads, "workload")
-    rivals = chosen(all_rivals, arguments.optimizers, "optimizer")
-    seeds = arguments.seeds or (2 if quick else 5)
-    out = arguments.out / "quick" if quick else arguments.out
+    everything = plan(arguments)
+    workloads = chosen(everything.workloads, arguments.workloads, "workload")
+    rivals = chosen(everything.rivals, arguments.optimizers, "optimizer")
+    seeds, out = arguments.seeds or everything.seeds, everything.out
 
     write_whole(out / ".writable", "")  # better now than after the work
     (out / ".writable").unlink()
     compute(workloads, rivals, seeds, arguments.jobs, out)
-    table = assemble(all_workloads, all_rivals, seeds, out)
-    write_whole(out / "results.md", markdown(table, quick))
-    write_whole(out / "index.html", html(table, quick))
-    print(f"wrote {out / 'results.md'} and {out / 'index.html'}")
+    pages = everything.pages(assemble(everything.workloads, everything.rivals, seeds, out))
+    for name, text in pages.items():
+        write_whole(out / name, text)
+    print("wrote " + " and ".join(str(out / name) for name in pages))

@@ -6,6 +6,7 @@ import base64
 import re
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from vsgd.bench.compare import curves
 from vsgd.bench.compare.judging import AXES
@@ -52,16 +53,36 @@ CURVES = (
 )
 
 
-def command(table: Table, quick: bool) -> str:
-    return f"vsgd compare{' --quick' if quick else ''} --seeds {table.seeds}"
+class Page(NamedTuple):
+    """A page of tables alone."""
+
+    title: str
+    words: str
+    flag: str
 
 
-def origin(table: Table, quick: bool) -> str:
+ABLATED = Page(
+    "What each deviation from the paper is for",
+    "vSGD's default for networks, and the same with one deviation from the pseudocode taken back at a time.",
+    " --ablations",
+)
+STRESS = Page("Made harder, nothing tuned", "Does the default ever diverge?", " --stress")
+
+
+def command(table: Table, flag: str) -> str:
+    return f"vsgd compare{flag} --seeds {table.seeds}"
+
+
+def origin(table: Table, flag: str) -> str:
     """What produced the numbers of a table."""
     packages = ["vsgd", "torch", *sorted({rival.package for rival in table.rivals} - {"vsgd", "torch"})]
     made = [f"{name} {number}" for name in packages if (number := _version(name))]
     seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
-    return f"`{command(table, quick)}`, {seeds}; {', '.join(made)}. {not_run(table)}".strip()
+    return f"`{command(table, flag)}`, {seeds}; {', '.join(made)}. {not_run(table)}".strip()
+
+
+def _flag(quick: bool) -> str:
+    return " --quick" if quick else ""
 
 
 def _version(package: str) -> str | None:
@@ -81,14 +102,25 @@ def _shortened(quick: bool) -> list[str]:
 
 
 def markdown(table: Table, quick: bool) -> str:
-    lines = [f"# {TITLE}", "", f"Written by `{command(table, quick)}`."]
+    lines = [f"# {TITLE}", "", f"Written by `{command(table, _flag(quick))}`."]
     lines += [line for text in _shortened(quick) for line in ("", text)]
     lines += ["", *(f"- {text}" for text in METHOD)]
-    for grid in all_tables(table):
+    return "\n".join([*lines, *_sections(all_tables(table), origin(table, _flag(quick))), ""])
+
+
+def page(table: Table, kind: Page, grids: list[Grid]) -> str:
+    """A page of tables alone, as Markdown."""
+    lines = [f"# {kind.title}", "", f"{kind.words} Written by `{command(table, kind.flag)}`."]
+    return "\n".join([*lines, *_sections(grids, origin(table, kind.flag)), ""])
+
+
+def _sections(grids: list[Grid], made: str) -> list[str]:
+    lines: list[str] = []
+    for grid in grids:
         lines += ["", f"## {grid.title}", "", grid.words, ""]
         lines += [_row(grid.head), _row(["---"] * len(grid.head)), *(_row(row) for row in grid.rows)]
-        lines += ["", origin(table, quick)]
-    return "\n".join([*lines, ""])
+        lines += ["", made]
+    return lines
 
 
 def _row(cells: list[str]) -> str:
@@ -137,7 +169,7 @@ def _tabs(table: Table) -> str:
 
 
 def html(table: Table, quick: bool) -> str:
-    made = origin(table, quick)
+    made = origin(table, _flag(quick))
     first, *others = (_table(grid, made) for grid in all_tables(table))
     notes = "".join(f"<p><b>{_rich(text)}</b></p>" for text in _shortened(quick))
     method = "".join(f"<li>{_rich(text)}</li>" for text in METHOD)
@@ -145,7 +177,7 @@ def html(table: Table, quick: bool) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>vsgd: {TITLE}</title><style>{STYLE}{STYLE_HERE}</style></head><body>
 <h1>{TITLE}</h1>{notes}
-<p>Written by <code>{escape(command(table, quick))}</code>. vSGD has nothing to tune; best SGD, momentum and Adam
+<p>Written by <code>{escape(command(table, _flag(quick)))}</code>. vSGD has nothing to tune; best SGD, momentum and Adam
 were given the best learning rate of a grid on each workload; the others run at their defaults.</p>
 {first}
 {_tabs(table)}

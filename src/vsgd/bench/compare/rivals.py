@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vsgd.options import PAPER
+from vsgd.options import NETWORKS, PAPER, Options
 from vsgd.torch import VSGD
 
 Make = Callable[[nn.Module, Any], Any]
@@ -85,6 +85,10 @@ def vsgd_default(model: nn.Module, _: None) -> Any:
 
 def vsgd_paper(model: nn.Module, _: None) -> Any:
     return VSGD(model.parameters(), options=PAPER)
+
+
+def vsgd_with(options: Options, model: nn.Module, _: None) -> Any:
+    return VSGD(model.parameters(), options=options)
 
 
 class Rival(NamedTuple):
@@ -173,4 +177,26 @@ RIVALS = (
         averages=True,
     ),
     _free("cocob", "COCOB", "parameterfree", "COCOB", "default, alpha=100"),
+)
+
+
+def _without(name: str, title: str, **changes: Any) -> Rival:
+    """Our default with one of its deviations from the paper taken back."""
+    note = ", ".join(f"{key}={value:g}" for key, value in changes.items())
+    make = partial(vsgd_with, NETWORKS._replace(**changes))
+    return Rival(
+        f"vsgd-{name}", title, make, f"`NETWORKS._replace({note})`", package="vsgd", module="vsgd", sparse=True
+    )
+
+
+ABLATIONS = (
+    RIVALS[0],
+    _without("shift", "shift δ = ḡ", tensor_probe=0.0, epsilon=PAPER.epsilon),
+    _without("memory", "memory not limited", memory_limit=0.0),
+    _without("slow-start", "no slow start", slow_start=1.0),
+    _without("neighbours", "curvature each for itself", neighbours=0.0),
+    _without("every", "curvature at every step", curvature_every=1.0),
+    _without("average", "no averaging", average_iterates=False),
+    _without("bootstrap", "bootstrap of 10", bootstrap=10.0),
+    _without("outliers", "outliers not detected", detect_outliers=False),
 )

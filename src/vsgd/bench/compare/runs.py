@@ -6,6 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,13 @@ def fingerprint() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
+def _text(build: Callable[..., Any]) -> str:
+    """What a function is, and with which arguments it will be called."""
+    if isinstance(build, functools.partial):
+        return f"{_text(build.func)}{build.args}"
+    return inspect.getsource(build)
+
+
 def wanted(job: Job) -> dict[str, Any]:
     """What has to be true of a stored run to be used again."""
     workload, rival = job.workload, job.rival
@@ -54,7 +62,7 @@ def wanted(job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "batch": workload.batch,
         "epochs": workload.epochs,
-        "task": hashlib.sha256(inspect.getsource(workload.build).encode()).hexdigest()[:16],
+        "task": hashlib.sha256(_text(workload.build).encode()).hexdigest()[:16],
         rival.package: version_of(rival.package),
         **({"source": fingerprint()} if rival.ours else {}),
     }

@@ -122,7 +122,7 @@ def train(workload: Workload, rival: Rival, setting: float | None, seed: int) ->
     warm_up(lambda: Learner(workload, rival, setting, seed), batches)
     torch.manual_seed(seed)
 
-    looks = LOOKS_ONLINE if workload.online else LOOKS
+    looks = min(LOOKS_ONLINE if workload.online else LOOKS, len(batches))
     marks = [round(len(batches) * k / looks) for k in range(looks + 1)]
     seconds, run, message = 0.0, Run([], [], [], [], [], math.inf), ""
 

@@ -1,0 +1,62 @@
+"""Nothing is tuned, so nothing may break: workloads made harder, and the default with parts taken away."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+pytest.importorskip("tqdm")
+
+from standins import BY_NAME, SMALL  # noqa: E402
+
+from vsgd.bench.compare.rivals import ABLATIONS, OURS  # noqa: E402
+from vsgd.bench.compare.runs import Job, wanted  # noqa: E402
+from vsgd.bench.compare.stress import CHANGES, STRESSED, stress_workloads  # noqa: E402
+from vsgd.bench.compare.train import train  # noqa: E402
+from vsgd.cli import main  # noqa: E402
+
+HARDER = {workload.name: workload for workload in stress_workloads()}
+BUNDLED = [name for name, workload in HARDER.items() if not workload.files]
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_default_learns_whatever_happens(name):
+    harder = HARDER[name]
+    run = train(harder._replace(epochs=harder.epochs if harder.batch > 32 else 1), BY_NAME[OURS], None, seed=0)
+    assert run.outcome == "finished"
+    assert run.held_out[-1] < 0.95 * run.held_out[0]
+
+
+def test_changes_are_what_they_say():
+    tasks = {change: HARDER[f"digits-mlp+{change}"].build(0, False) for change in CHANGES}
+    plain = HARDER["digits-mlp+minibatch-8"].build(0, False)
+    assert tasks["inputs-x100"].split.x.max() == 100 * plain.split.x.max()
+    assert not tasks["last-layer-x0"].model[-1].weight.any()
+    assert all(p.dtype == torch.bfloat16 for p in tasks["bfloat16"].model.parameters())
+    task = tasks["loss-x1000"]
+    output = task.model(task.split.x)
+    assert task.loss(output, task.split.y) == 1000 * plain.loss(output, task.split.y)
+
+
+def test_each_is_told_from_every_other():
+    stored = [wanted(Job(workload, BY_NAME[OURS], None, 0)) for workload in HARDER.values()]
+    assert len({(record["task"], record["batch"]) for record in stored}) == len(stored)
+    assert {name.partition("+")[0] for name in HARDER} == set(STRESSED)
+
+
+@pytest.mark.parametrize("rival", ABLATIONS, ids=lambda rival: rival.name)
+def test_every_part_can_be_taken_away(rival):
+    assert train(SMALL, rival, None, seed=0).outcome != "failed"
+
+
+@pytest.mark.parametrize(
+    ("flag", "workload", "file"),
+    [("--ablations", "digits-logistic", "ablations.md"), ("--stress", "digits-mlp+minibatch-512", "stress.md")],
+)
+def test_the_command_writes_its_page(flag, workload, file, tmp_path):
+    arguments = ["compare", flag, "--workloads", workload, "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]
+    assert main([*arguments, "--optimizers", "vsgd"]) == 0
+    text = (tmp_path / file).read_text()
+    assert f"vsgd compare {flag} --seeds 1" in text
+    assert "Not run" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 import reference
@@ -10,9 +12,11 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from vsgd import COLUMNS, PAPER
-from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, new_model, train_on
-from vsgd.linear.kernel import MEMORY, SEEN, THETA
+from vsgd.kernels import compiled_with
+from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, kernel, new_model, train_on
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
+from vsgd.linear.minibatch import workspace
+from vsgd.linear.model import MEMORY, SEEN, THETA
 
 COLUMNS_OF_X = 4
 
@@ -115,6 +119,14 @@ def test_threads_do_not_change_the_model(text_like):
         trained(X, y, epochs=2, outputs=3, threads=n, loss=CLASSIFICATION["hinge"], one_vs_rest=True) for n in (1, 3)
     )
     np.testing.assert_array_equal(one.table, three.table)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for instructions of this processor")
+def test_the_rule_takes_several_coordinates_at_a_time(text_like):
+    update = compiled_with(kernel.update, OPTIONS=COLUMNS)
+    X, _ = text_like
+    update(np.uint64(0), workspace(as_rows(X), X.shape[1], 1, 32))
+    assert all("divpd" in code for code in update.inspect_asm().values())
 
 
 def test_a_column_without_entries_is_left_alone(text_like):

@@ -22,15 +22,20 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled_with(function)
 
 
+@functools.cache
 def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
-    """The same, with some of the function's globals set to values that the compiler then knows."""
+    """The same, with some of the function's globals set to values that the compiler then knows.
+
+    So are those of the functions it calls, where they have a global of that name.
+    """
     import numba
 
     scope = {**function.__globals__, **constants}
     for name in function.__code__.co_names:
         callee = scope.get(name)
         if isinstance(callee, types.FunctionType) and callee.__module__.startswith("vsgd."):
-            scope[name] = compiled(callee)
+            known = {name: value for name, value in constants.items() if name in callee.__globals__}
+            scope[name] = compiled_with(callee, **known)
     clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     return numba.njit(clone, nogil=True, error_model="numpy")
 
@@ -48,16 +53,16 @@ def cache_folder() -> Path:
 
 
 @functools.cache
-def kept(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`compiled`, and stored on disk: for functions that take seconds to compile."""
+def kept(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
+    """`compiled_with`, and stored on disk: for functions that take seconds to compile."""
     import numba.core.config
 
-    dispatcher: Any = compiled(function)
+    dispatcher: Any = compiled_with(function, **constants)
     config: Any = numba.core.config
     before = config.CACHE_DIR
     with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: compile anew each time
         try:
-            config.CACHE_DIR = str(cache_folder())
+            config.CACHE_DIR = str(cache_folder() / hashlib.sha256(repr(constants).encode()).hexdigest()[:16])
             dispatcher.enable_caching()
         finally:
             config.CACHE_DIR = before

@@ -1,245 +1,146 @@
-"""One pass of minibatches over sparse rows, with the rule as the scalar body of the loop.
+"""One pass of minibatches over sparse rows, with the rule as the body of a loop over coordinates.
 
-Plain Python, compiled by `vsgd.kernels.compiled`. A column that no row of a minibatch touches is neither read
-nor written. What is known of a coordinate stands together: eight float64, one cache line if there is one output.
+Plain Python, compiled by `vsgd.kernels.compiled_with`. A column that no row of a minibatch touches is neither read nor
+written.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vsgd.linear.losses import Task, slopes
+from vsgd.linear.minibatch import Workspace, gather, load, moments_of, state_of, store
+from vsgd.linear.model import CURV, CURV_SQ, GRAD, GRAD_SQ, MEMORY, SEEN, SQUARES, THETA, Model
 from vsgd.linear.penalty import penalized, stop_at_zero
 from vsgd.linear.rows import Rows, scramble
-from vsgd.options import Options
+from vsgd.options import COLUMNS
 from vsgd.probe import cautious, column_shift, curvature, shift
-from vsgd.rule import Moments, State, step
+from vsgd.rule import step
 
-FIELDS = range(8)
-THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, SQUARES = FIELDS
-"""What the table has of a coordinate: θ, the four averages, τ, how many samples, and the sum of their x²."""
+OPTIONS = COLUMNS
+"""What the loops below are compiled with: as constants, so that whatever is switched off costs nothing."""
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
 """Spreads consecutive columns over all 64-bit numbers before their bits are mixed."""
 
 
-class Model(NamedTuple):
-    """All that a linear model remembers, changed in place by `train`.
-
-    Attributes:
-        table: columns × 8 × outputs.
-        average: columns × outputs, the averaged θ; empty if there is no averaging.
-        residual: a typical |margin − target|, for losses that do not say what a margin of 1 means.
-        progress: a seed, minibatches and rows so far.
-    """
-
-    table: Any
-    average: Any
-    residual: Any
-    progress: Any
-
-
-def new_model(columns: int, outputs: int, task: Task, options: Options, seed: int) -> Model:
-    table = np.zeros((columns, len(FIELDS), outputs))
-    table[:, MEMORY] = options.memory
-    return Model(
-        table=table,
-        average=np.zeros((columns if task.average else 0, outputs)),
-        residual=np.zeros(1),
-        progress=np.array([seed, 0, 0], np.int64),
-    )
-
-
-class Workspace(NamedTuple):
-    """Room for one minibatch. A column has a slot in it, an entry is one non-zero element."""
-
-    slot_of: Any
-    column: Any
-    count: Any
-    squares: Any
-    moments: Any
-    delta: Any
-    entry_slot: Any
-    entry_value: Any
-    row_end: Any
-    margin: Any
-    slope: Any
-    shifted: Any
-
-
-def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
-    """Enough room for the longest rows to meet in one minibatch.
-
-    Indices are unsigned, which spares the compiled loops the question whether one counts from the end.
-    """
-    batch_size = min(batch_size, len(rows.length))
-    entries = int(np.sort(rows.length)[len(rows.length) - batch_size :].sum()) + batch_size
-    slots = min(columns, entries)
-    return Workspace(
-        slot_of=np.full(columns, -1, np.int64),
-        column=np.empty(slots, np.uint32),
-        count=np.empty(slots),
-        squares=np.empty(slots),
-        moments=np.empty((slots, 4, outputs)),
-        delta=np.empty((slots, outputs)),
-        entry_slot=np.empty(entries, np.uint32),
-        entry_value=np.empty(entries),
-        row_end=np.zeros(batch_size + 1, np.int64),
-        margin=np.empty((batch_size, outputs)),
-        slope=np.empty((batch_size, outputs)),
-        shifted=np.empty((batch_size, outputs)),
-    )
-
-
-def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
-    """Lay out the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
-
-    A column met for the first time gets a slot. How many slots there are.
-    """
-    slot_of, column_of, count, squares, moments = work.slot_of, work.column, work.count, work.squares, work.moments
+def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
+    """Add what `direction` does to the margins of the rows; slopes there, and the loss of the minibatch."""
     entry_slot, entry_value = work.entry_slot, work.entry_value
-    slots = 0
-    entry = 0
-    for i in range(len(batch)):
-        row = batch[i]
-        length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]
-        for t in range(length + intercept):
-            x: Any = 1.0
-            column: Any = len(slot_of) - 1
-            if t < length:
-                x, column = float(rows.data[data_start + t]), rows.indices[index_start + t]
-                if x == 0:
-                    continue
-            slot = slot_of[column]
-            if slot < 0:
-                slot = slots
-                slots += 1
-                slot_of[column] = slot
-                column_of[slot] = column
-                count[slot] = 0.0
-                squares[slot] = 0.0
-                for k in range(moments.shape[2]):
-                    for field in range(4):
-                        moments[slot, field, k] = 0.0
-            count[slot] += 1.0
-            squares[slot] += x * x
-            entry_slot[entry] = slot
-            entry_value[entry] = x
-            entry += 1
-        work.row_end[i + 1] = entry
-    return slots
-
-
-def state_of(table: Any, column: int, k: int) -> State:
-    return State(
-        mean=Moments(
-            grad=table[column, GRAD, k],
-            grad_sq=table[column, GRAD_SQ, k],
-            curv=table[column, CURV, k],
-            curv_sq=table[column, CURV_SQ, k],
-        ),
-        memory=table[column, MEMORY, k],
-        seen=table[column, SEEN, k],
-    )
-
-
-def evaluate(model: Model, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
-    """Margins and slopes at θ, and the sums of the gradients and of their squares. The loss of the minibatch."""
-    table, column, moments = model.table, work.column, work.moments
-    entry_slot, entry_value = work.entry_slot, work.entry_value
-    outputs = work.margin.shape[1]
+    outputs = np.uint64(work.margin.shape[1])
     loss = 0.0
     for i in range(len(batch)):
         for k in range(outputs):
             margin = 0.0
             for e in range(work.row_end[i], work.row_end[i + 1]):
-                margin += entry_value[e] * table[column[entry_slot[e]], THETA, k]
-            work.margin[i, k] = margin
-        loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.slope)
-        for e in range(work.row_end[i], work.row_end[i + 1]):
-            slot, x = entry_slot[e], entry_value[e]
-            for k in range(outputs):
-                grad = work.slope[i, k] * x
-                moments[slot, 0, k] += grad
-                moments[slot, 1, k] += grad * grad
+                margin += entry_value[e] * direction[entry_slot[e] * outputs + k]
+            work.margin[i, k] += margin
+        loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], slope)
     return loss
 
 
-def choose_shifts(model: Model, slots: int, unit: float, task: Task, options: Options, work: Workspace) -> None:
-    """δ for every coordinate of the minibatch. Random signs depend on coordinate, minibatch and seed alone."""
+def toss(model: Model, slots: Any, task: Task, work: Workspace) -> None:
+    """Random signs, which depend on coordinate, minibatch and seed alone."""
     moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
+    outputs = np.uint64(work.margin.shape[1])
+    for s in range(slots):
+        for k in range(outputs):
+            coin = scramble(moment + np.uint64(work.column[s]) * ODD + k + np.uint64(task.first_output))
+            work.delta[s * outputs + k] = 1.0 if coin & np.uint64(1) else -1.0
+
+
+def choose_shifts(model: Model, batch: Any, slots: Any, unit: float, task: Task, work: Workspace) -> None:
+    """δ for every coordinate of the minibatch."""
+    outputs = np.uint64(work.margin.shape[1])
+    state, samples, delta = work.state, work.samples, work.delta
+    if OPTIONS.column_probe:
+        toss(model, slots, task, work)
+        for c in range(slots * outputs):
+            rms = math.sqrt(state[SQUARES, c] / (state[SEEN, c] + samples[c]))
+            delta[c] = column_shift(rms, unit, delta[c])
+    else:
+        delta[: slots * outputs] = 0.0
+        for i in range(len(batch)):
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                for k in range(outputs):
+                    delta[work.entry_slot[e] * outputs + k] += work.slope[i, k] * work.entry_value[e]
+        for c in range(slots * outputs):
+            delta[c] = shift(state_of(state, c), delta[c] / samples[c], samples[c], OPTIONS)
+
+
+def sum_up(batch: Any, work: Workspace) -> None:
+    """Sums of gradients, of curvatures and of their squares. Curvature is per unit of shift here."""
+    moments = work.moments
+    outputs = np.uint64(work.margin.shape[1])
+    for i in range(len(batch)):
+        for e in range(work.row_end[i], work.row_end[i + 1]):
+            x = work.entry_value[e]
+            for k in range(outputs):
+                c = work.entry_slot[e] * outputs + k
+                grad = work.slope[i, k] * x
+                h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, OPTIONS)
+                moments[0, c] += grad
+                moments[1, c] += grad * grad
+                moments[2, c] += h
+                moments[3, c] += h * h
+
+
+def mean(coordinates: Any, work: Workspace) -> None:
+    """Sums to averages over the samples, curvature divided by the shift."""
+    moments = work.moments
+    for c in range(coordinates):
+        share = 1.0 / work.samples[c]
+        per_shift = 1.0 / abs(work.delta[c])
+        moments[0, c] *= share
+        moments[1, c] *= share
+        moments[2, c] *= share * per_shift
+        moments[3, c] *= share * per_shift * per_shift
+
+
+def penalize(model: Model, slots: Any, task: Task, work: Workspace) -> None:
+    """Add the penalty to the averages; the intercept has none."""
+    outputs = np.uint64(work.margin.shape[1])
+    for s in range(slots):
+        if work.column[s] == len(work.slot_of) - 1 and task.intercept:
+            continue
+        for c in range(s * outputs, (s + 1) * outputs):
+            rarity = model.progress[2] / (work.state[SEEN, c] + work.samples[c])
+            batch = penalized(moments_of(work, c), work.state[THETA, c], task.l1 * rarity, task.l2 * rarity)
+            for field in range(4):
+                work.moments[field, c] = batch[field]
+
+
+def update(coordinates: Any, work: Workspace) -> None:
+    """The rule, for every coordinate of the minibatch."""
+    state, samples = work.state, work.samples
+    for c in range(coordinates):
+        theta, new, _ = step(state[THETA, c], state_of(state, c), moments_of(work, c), samples[c], OPTIONS)
+        state[THETA, c] = theta
+        state[GRAD, c] = new.mean.grad
+        state[GRAD_SQ, c] = new.mean.grad_sq
+        state[CURV, c] = new.mean.curv
+        state[CURV_SQ, c] = new.mean.curv_sq
+        state[MEMORY, c] = new.memory
+        state[SEEN, c] = new.seen
+
+
+def finish(model: Model, slots: Any, task: Task, work: Workspace) -> None:
+    """Stop at the kink of an L1 penalty, and average the iterates, if wanted."""
+    outputs = np.uint64(work.margin.shape[1])
+    known = model.table.reshape(-1)
     for s in range(slots):
         column = work.column[s]
-        for k in range(work.delta.shape[1]):
-            state = state_of(model.table, column, k)
-            if options.column_probe:
-                coin = scramble(moment + np.uint64(column) * ODD + np.uint64(k + task.first_output))
-                squares = model.table[column, SQUARES, k] + work.squares[s]
-                rms = math.sqrt(squares / (state.seen + work.count[s]))
-                work.delta[s, k] = column_shift(rms, unit, 1.0 if coin & np.uint64(1) else -1.0)
-            else:
-                grad = work.moments[s, 0, k] / work.count[s]
-                work.delta[s, k] = shift(state, grad, work.count[s], options)
-
-
-def probe(batch: Any, targets: Any, weights: Any, task: Task, options: Options, work: Workspace) -> None:
-    """Slopes at θ + δ, and the sums of the curvatures and of their squares."""
-    entry_slot, entry_value, deltas, moments = work.entry_slot, work.entry_value, work.delta, work.moments
-    outputs = work.margin.shape[1]
-    for i in range(len(batch)):
+        has_penalty = column < len(work.slot_of) - 1 or not task.intercept
         for k in range(outputs):
-            margin = work.margin[i, k]
-            for e in range(work.row_end[i], work.row_end[i + 1]):
-                margin += entry_value[e] * deltas[entry_slot[e], k]
-            work.margin[i, k] = margin
-        slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.shifted)
-        for e in range(work.row_end[i], work.row_end[i + 1]):
-            slot, x = entry_slot[e], entry_value[e]
-            for k in range(outputs):
-                # curvature per unit of shift; `update` divides by the shift, once for all samples
-                grad = work.slope[i, k] * x
-                h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, options)
-                moments[slot, 2, k] += h
-                moments[slot, 3, k] += h * h
-
-
-def update(model: Model, slots: int, task: Task, options: Options, work: Workspace) -> None:
-    """The rule, for every coordinate of the minibatch."""
-    table = model.table
-    for s in range(slots):
-        column, count = work.column[s], work.count[s]
-        work.slot_of[column] = -1
-        share = 1.0 / count
-        penalize = column < len(work.slot_of) - 1 or not task.intercept
-        for k in range(work.delta.shape[1]):
-            state = state_of(table, column, k)
-            old = table[column, THETA, k]
-            per_shift = 1.0 / abs(work.delta[s, k])
-            batch = Moments(
-                grad=work.moments[s, 0, k] * share,
-                grad_sq=work.moments[s, 1, k] * share,
-                curv=work.moments[s, 2, k] * share * per_shift,
-                curv_sq=work.moments[s, 3, k] * share * per_shift * per_shift,
-            )
-            if penalize and task.l1 + task.l2 > 0:
-                rarity = model.progress[2] / (state.seen + count)
-                batch = penalized(batch, old, task.l1 * rarity, task.l2 * rarity)
-            theta, state, _ = step(old, state, batch, count, options)
-            if penalize and task.l1 > 0:
-                theta = stop_at_zero(old, theta)
+            c = s * outputs + k
+            if task.l1 > 0 and has_penalty:
+                work.state[THETA, c] = stop_at_zero(known[work.place[c]], work.state[THETA, c])
             if task.average:
-                model.average[column, k] += (theta - model.average[column, k]) / math.sqrt(state.seen)
-            table[column, THETA, k] = theta
-            table[column, GRAD, k] = state.mean.grad
-            table[column, GRAD_SQ, k] = state.mean.grad_sq
-            table[column, CURV, k] = state.mean.curv
-            table[column, CURV_SQ, k] = state.mean.curv_sq
-            table[column, MEMORY, k] = state.memory
-            table[column, SEEN, k] = state.seen
-            table[column, SQUARES, k] += work.squares[s]
+                off = work.state[THETA, c] - model.average[column, k]
+                model.average[column, k] += off / math.sqrt(work.state[SEEN, c])
 
 
 def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) -> Any:
@@ -259,7 +160,6 @@ def train(
     weights: Any,
     batch_size: int,
     task: Task,
-    options: Options,
     work: Workspace,
 ) -> float:
     """Learn from the rows named by `order`. The total loss of each minibatch, before it was learnt from."""
@@ -269,9 +169,19 @@ def train(
         model.progress[1] += 1
         model.progress[2] += len(batch)
         slots = gather(rows, batch, task.intercept, work)
-        loss += evaluate(model, batch, targets, weights, task, work)
+        coordinates = slots * np.uint64(model.table.shape[2])
+        load(model.table, slots, work)
+        work.margin[:] = 0.0
+        loss += evaluate(work.state[THETA], batch, targets, weights, task, work, work.slope)
         unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
-        choose_shifts(model, slots, unit, task, options, work)
-        probe(batch, targets, weights, task, options, work)
-        update(model, slots, task, options, work)
+        choose_shifts(model, batch, slots, unit, task, work)
+        evaluate(work.delta, batch, targets, weights, task, work, work.shifted)
+        sum_up(batch, work)
+        mean(coordinates, work)
+        if task.l1 + task.l2 > 0:
+            penalize(model, slots, task, work)
+        update(coordinates, work)
+        if task.l1 > 0 or task.average:
+            finish(model, slots, task, work)
+        store(model.table, coordinates, work)
     return loss

@@ -1,0 +1,168 @@
+"""The elements of one minibatch and the coordinates they touch, laid out for the kernel. Compiled with it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vsgd.linear.model import CURV, CURV_SQ, FIELDS, GRAD, GRAD_SQ, MEMORY, SEEN, SQUARES, THETA
+from vsgd.linear.rows import Rows
+from vsgd.rule import Moments, State
+
+NOWHERE = np.uint32(2**32 - 1)
+"""The slot of a column that is not in the minibatch."""
+
+
+class Workspace(NamedTuple):
+    """Room for one minibatch: a slot for each of its columns, an entry for each non-zero element.
+
+    A coordinate is one output of a slot. What is known of coordinates stands here field by field, so that the rule
+    takes several of them through the processor at a time.
+
+    Attributes:
+        slot_of: the slot of a column, or `NOWHERE`.
+        column, count, squares: of a slot; in how many rows it is, and the sum of its x².
+        place: where the table has the θ of a coordinate.
+        state: fields × coordinates, as in the table.
+        samples, delta: of a coordinate; `count` again, and δ.
+        moments: 4 × coordinates; sums over the samples, and averages in the end.
+        entry_slot, entry_value: row after row.
+        row_end: where the entries of the rows end; before the first row, 0.
+        margin, slope, shifted: rows × outputs; slopes at θ, and at θ + δ.
+    """
+
+    slot_of: Any
+    column: Any
+    count: Any
+    squares: Any
+    place: Any
+    state: Any
+    samples: Any
+    delta: Any
+    moments: Any
+    entry_slot: Any
+    entry_value: Any
+    row_end: Any
+    margin: Any
+    slope: Any
+    shifted: Any
+
+
+def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
+    """Enough room for the longest rows to meet in one minibatch.
+
+    Indices are unsigned, which spares the compiled loops the question whether one counts from the end.
+    """
+    batch_size = min(batch_size, len(rows.length))
+    entries = int(np.sort(rows.length)[len(rows.length) - batch_size :].sum()) + batch_size
+    slots = min(columns, entries)
+    return Workspace(
+        slot_of=np.full(columns, NOWHERE),
+        column=np.empty(slots + 1, np.uint32),
+        count=np.zeros(slots),
+        squares=np.zeros(slots),
+        place=np.empty(slots * outputs, np.uint64),
+        state=np.empty((FIELDS, slots * outputs)),
+        samples=np.empty(slots * outputs),
+        delta=np.empty(slots * outputs),
+        moments=np.empty((4, slots * outputs)),
+        entry_slot=np.empty(entries, np.uint32),
+        entry_value=np.empty(entries),
+        row_end=np.zeros(batch_size + 1, np.uint64),
+        margin=np.empty((batch_size, outputs)),
+        slope=np.empty((batch_size, outputs)),
+        shifted=np.empty((batch_size, outputs)),
+    )
+
+
+def enter(column: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any:
+    """Lay out one element; a column met for the first time gets the next slot. How many slots there are now.
+
+    Whether it is the first time cannot be foreseen, so there is no branch: what is noted of the next slot in vain will
+    be overwritten.
+    """
+    slot = work.slot_of[column]
+    is_new = slot == NOWHERE
+    slot = slots if is_new else slot
+    work.slot_of[column] = slot
+    work.column[slots] = column
+    work.count[slot] += 1.0
+    work.squares[slot] += x * x
+    work.entry_slot[entry] = slot
+    work.entry_value[entry] = x
+    return np.uint32(slots + np.uint32(is_new))
+
+
+def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> Any:
+    """Lay out the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
+
+    How many slots they take.
+    """
+    slots = np.uint32(0)
+    entry = np.uint64(0)
+    for i in range(len(batch)):
+        row = batch[i]
+        length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]
+        values = rows.data[data_start : data_start + length]
+        columns = rows.indices[index_start : index_start + length]
+        for t in range(length):
+            if values[t] != 0:
+                slots = enter(np.uint32(columns[t]), float(values[t]), entry, slots, work)
+                entry += np.uint64(1)
+        if intercept:
+            slots = enter(np.uint32(len(work.slot_of) - 1), 1.0, entry, slots, work)
+            entry += np.uint64(1)
+        work.row_end[i + 1] = entry
+    return slots
+
+
+def load(table: Any, slots: Any, work: Workspace) -> None:
+    """Copy what the table has of the coordinates of the minibatch, and make the slots free for the next one.
+
+    The loop for θ alone is a light one, so that many lines are on their way from memory at the same time.
+    """
+    outputs = np.uint64(table.shape[2])
+    state, place, samples = work.state, work.place, work.samples
+    known = table.reshape(-1)
+    for s in range(slots):
+        column = work.column[s]
+        work.slot_of[column] = NOWHERE
+        for k in range(outputs):
+            coordinate = s * outputs + k
+            place[coordinate] = column * outputs * np.uint64(FIELDS) + k
+            samples[coordinate] = work.count[s]
+            state[SQUARES, coordinate] = work.squares[s]
+    work.count[:slots] = 0.0
+    work.squares[:slots] = 0.0
+    for c in range(slots * outputs):
+        state[THETA, c] = known[place[c]]
+    for c in range(slots * outputs):
+        at = place[c]
+        for field in range(GRAD, SQUARES):
+            state[field, c] = known[at + field * outputs]
+        state[SQUARES, c] += known[at + SQUARES * outputs]
+    for field in range(4):
+        work.moments[field, : slots * outputs] = 0.0
+
+
+def store(table: Any, coordinates: Any, work: Workspace) -> None:
+    """Copy them back."""
+    outputs = np.uint64(table.shape[2])
+    known = table.reshape(-1)
+    for c in range(coordinates):
+        for field in range(FIELDS):
+            known[work.place[c] + field * outputs] = work.state[field, c]
+
+
+def state_of(state: Any, c: Any) -> State:
+    return State(
+        mean=Moments(grad=state[GRAD, c], grad_sq=state[GRAD_SQ, c], curv=state[CURV, c], curv_sq=state[CURV_SQ, c]),
+        memory=state[MEMORY, c],
+        seen=state[SEEN, c],
+    )
+
+
+def moments_of(work: Workspace, c: Any) -> Moments:
+    moments = work.moments
+    return Moments(grad=moments[0, c], grad_sq=moments[1, c], curv=moments[2, c], curv_sq=moments[3, c])

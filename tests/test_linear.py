@@ -13,7 +13,7 @@ from scipy import sparse
 
 from vsgd import COLUMNS, PAPER
 from vsgd.kernels import compiled_with
-from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, kernel, new_model, train_on
+from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, kernel, new_model, threads, train_on
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import MEMORY, SEEN, THETA
@@ -113,7 +113,7 @@ def test_sparse_and_dense_rows_make_the_same_model(text_like, options, task):
         np.testing.assert_array_equal(models[0].table, other.table)
 
 
-def test_threads_do_not_change_the_model(text_like):
+def test_threads_share_the_classes(text_like):
     X, y = text_like
     one, three = (
         trained(X, y, epochs=2, outputs=3, threads=n, loss=CLASSIFICATION["hinge"], one_vs_rest=True) for n in (1, 3)
@@ -121,11 +121,32 @@ def test_threads_do_not_change_the_model(text_like):
     np.testing.assert_array_equal(one.table, three.table)
 
 
+@pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])
+@pytest.mark.parametrize(
+    ("outputs", "task"),
+    [
+        (1, {"loss": CLASSIFICATION["hinge"], "l1": 1e-3, "l2": 1e-3, "average": True}),
+        (1, {"loss": SQUARED, "natural_unit": False}),
+        (3, {"loss": CLASSIFICATION["log_loss"], "softmax": True}),
+    ],
+    ids=["binary", "regression", "softmax"],
+)
+def test_threads_share_the_rows_of_a_minibatch(text_like, monkeypatch, options, outputs, task):
+    X, y = text_like
+    y = y if outputs > 1 else np.where(y == 0, 1.0, -1.0)
+    monkeypatch.setattr(threads, "WORTHWHILE", 2)
+    models = [trained(X, y, epochs=2, options=options, outputs=outputs, threads=n, **task) for n in (1, 2, 3)]
+    assert np.abs(models[0].table[:, THETA]).max() > 0
+    for other in models[1:]:
+        for mine, theirs in zip(models[0], other, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for instructions of this processor")
 def test_the_rule_takes_several_coordinates_at_a_time(text_like):
     update = compiled_with(kernel.update, OPTIONS=COLUMNS)
     X, _ = text_like
-    update(np.uint64(0), workspace(as_rows(X), X.shape[1], 1, 32))
+    update(0, 0, workspace(as_rows(X), X.shape[1], 1, 32))
     assert all("divpd" in code for code in update.inspect_asm().values())
 
 

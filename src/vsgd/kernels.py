@@ -22,22 +22,27 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled_with(function)
 
 
-@functools.cache
-def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
-    """The same, with some of the function's globals set to values that the compiler then knows.
+def calling(
+    function: Callable[..., Any], compile: Callable[..., Callable[..., Any]], **constants: Any
+) -> Callable[..., Any]:
+    """A copy of a plain function that calls compiled functions instead of plain ones of this package.
 
-    So are those of the functions it calls, where they have a global of that name.
+    Some of its globals are set to `constants`, and so are those of its callees that have a global of that name.
     """
-    import numba
-
     scope = {**function.__globals__, **constants}
     for name in function.__code__.co_names:
         callee = scope.get(name)
         if isinstance(callee, types.FunctionType) and callee.__module__.startswith("vsgd."):
-            known = {name: value for name, value in constants.items() if name in callee.__globals__}
-            scope[name] = compiled_with(callee, **known)
-    clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
-    return numba.njit(clone, nogil=True, error_model="numpy")
+            scope[name] = compile(callee, **{n: value for n, value in constants.items() if n in callee.__globals__})
+    return types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+
+
+@functools.cache
+def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
+    """The same, with some globals set to values that the compiler then knows."""
+    import numba
+
+    return numba.njit(calling(function, compiled_with, **constants), nogil=True, error_model="numpy")  # type: ignore[no-any-return]
 
 
 @functools.cache

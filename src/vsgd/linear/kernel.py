@@ -27,47 +27,60 @@ ODD = np.uint64(0x9E3779B97F4A7C15)
 """Spreads consecutive columns over all 64-bit numbers before their bits are mixed."""
 
 
-def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
-    """Add what `direction` does to the margins of the rows; slopes there, and the loss of the minibatch."""
+def evaluate(
+    first: int,
+    last: int,
+    direction: Any,
+    batch: Any,
+    targets: Any,
+    weights: Any,
+    task: Task,
+    work: Workspace,
+    slope: Any,
+) -> None:
+    """Add what `direction` does to the margins of some rows; slopes and losses there."""
     entry_slot, entry_value = work.entry_slot, work.entry_value
     outputs = np.uint64(work.margin.shape[1])
-    loss = 0.0
-    for i in range(len(batch)):
+    for i in range(first, last):
         for k in range(outputs):
             margin = 0.0
             for e in range(work.row_end[i], work.row_end[i + 1]):
                 margin += entry_value[e] * direction[entry_slot[e] * outputs + k]
             work.margin[i, k] += margin
-        loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], slope)
-    return loss
+        work.loss[i] = slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], slope)
 
 
-def toss(model: Model, slots: Any, task: Task, work: Workspace) -> None:
+def toss(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
     """Random signs, which depend on coordinate, minibatch and seed alone."""
     moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
     outputs = np.uint64(work.margin.shape[1])
-    for s in range(slots):
+    for s in range(np.uint64(first), np.uint64(last)):
         for k in range(outputs):
             coin = scramble(moment + np.uint64(work.column[s]) * ODD + k + np.uint64(task.first_output))
             work.delta[s * outputs + k] = 1.0 if coin & np.uint64(1) else -1.0
 
 
-def choose_shifts(model: Model, batch: Any, slots: Any, unit: float, task: Task, work: Workspace) -> None:
-    """δ for every coordinate of the minibatch."""
+def sum_gradients(batch: Any, slots: int, work: Workspace) -> None:
+    """Sums of the gradients, in place of δ, for those options that make δ of them."""
     outputs = np.uint64(work.margin.shape[1])
+    work.delta[: slots * work.margin.shape[1]] = 0.0
+    for i in range(len(batch)):
+        for e in range(work.row_end[i], work.row_end[i + 1]):
+            for k in range(outputs):
+                work.delta[work.entry_slot[e] * outputs + k] += work.slope[i, k] * work.entry_value[e]
+
+
+def choose_shifts(first: int, last: int, model: Model, unit: float, task: Task, work: Workspace) -> None:
+    """δ for the coordinates of some slots."""
     state, samples, delta = work.state, work.samples, work.delta
+    outputs = work.margin.shape[1]
     if OPTIONS.column_probe:
-        toss(model, slots, task, work)
-        for c in range(slots * outputs):
+        toss(first, last, model, task, work)
+    for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
+        if OPTIONS.column_probe:
             rms = math.sqrt(state[SQUARES, c] / (state[SEEN, c] + samples[c]))
             delta[c] = column_shift(rms, unit, delta[c])
-    else:
-        delta[: slots * outputs] = 0.0
-        for i in range(len(batch)):
-            for e in range(work.row_end[i], work.row_end[i + 1]):
-                for k in range(outputs):
-                    delta[work.entry_slot[e] * outputs + k] += work.slope[i, k] * work.entry_value[e]
-        for c in range(slots * outputs):
+        else:
             delta[c] = shift(state_of(state, c), delta[c] / samples[c], samples[c], OPTIONS)
 
 
@@ -88,10 +101,10 @@ def sum_up(batch: Any, work: Workspace) -> None:
                 moments[3, c] += h * h
 
 
-def mean(coordinates: Any, work: Workspace) -> None:
+def average(first: int, last: int, work: Workspace) -> None:
     """Sums to averages over the samples, curvature divided by the shift."""
     moments = work.moments
-    for c in range(coordinates):
+    for c in range(np.uint64(first), np.uint64(last)):
         share = 1.0 / work.samples[c]
         per_shift = 1.0 / abs(work.delta[c])
         moments[0, c] *= share
@@ -100,10 +113,10 @@ def mean(coordinates: Any, work: Workspace) -> None:
         moments[3, c] *= share * per_shift * per_shift
 
 
-def penalize(model: Model, slots: Any, task: Task, work: Workspace) -> None:
+def penalize(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
     """Add the penalty to the averages; the intercept has none."""
-    outputs = np.uint64(work.margin.shape[1])
-    for s in range(slots):
+    outputs = work.margin.shape[1]
+    for s in range(first, last):
         if work.column[s] == len(work.slot_of) - 1 and task.intercept:
             continue
         for c in range(s * outputs, (s + 1) * outputs):
@@ -113,10 +126,10 @@ def penalize(model: Model, slots: Any, task: Task, work: Workspace) -> None:
                 work.moments[field, c] = batch[field]
 
 
-def update(coordinates: Any, work: Workspace) -> None:
-    """The rule, for every coordinate of the minibatch."""
+def update(first: int, last: int, work: Workspace) -> None:
+    """The rule, for some coordinates."""
     state, samples = work.state, work.samples
-    for c in range(coordinates):
+    for c in range(np.uint64(first), np.uint64(last)):
         theta, new, _ = step(state[THETA, c], state_of(state, c), moments_of(work, c), samples[c], OPTIONS)
         state[THETA, c] = theta
         state[GRAD, c] = new.mean.grad
@@ -127,11 +140,11 @@ def update(coordinates: Any, work: Workspace) -> None:
         state[SEEN, c] = new.seen
 
 
-def finish(model: Model, slots: Any, task: Task, work: Workspace) -> None:
+def smooth(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
     """Stop at the kink of an L1 penalty, and average the iterates, if wanted."""
-    outputs = np.uint64(work.margin.shape[1])
     known = model.table.reshape(-1)
-    for s in range(slots):
+    outputs = work.margin.shape[1]
+    for s in range(first, last):
         column = work.column[s]
         has_penalty = column < len(work.slot_of) - 1 or not task.intercept
         for k in range(outputs):
@@ -143,6 +156,18 @@ def finish(model: Model, slots: Any, task: Task, work: Workspace) -> None:
                 model.average[column, k] += off / math.sqrt(work.state[SEEN, c])
 
 
+def move(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
+    """From sums to new coefficients, for some slots."""
+    outputs = work.margin.shape[1]
+    average(first * outputs, last * outputs, work)
+    if task.l1 + task.l2 > 0:
+        penalize(first, last, model, task, work)
+    update(first * outputs, last * outputs, work)
+    if task.l1 > 0 or task.average:
+        smooth(first, last, model, task, work)
+    store(first * outputs, last * outputs, model.table, work)
+
+
 def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) -> Any:
     """The mean |margin − target| of about the last hundred minibatches."""
     total = 0.0
@@ -150,6 +175,28 @@ def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) ->
         total += abs(work.margin[i, 0] - targets[batch[i]])
     model.residual[0] += (total / len(batch) - model.residual[0]) / min(model.progress[1], 100)
     return model.residual[0] + (model.residual[0] == 0)
+
+
+def learn(model: Model, rows: Rows, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
+    """Learn from one minibatch. Its total loss before.
+
+    A phase that begins with 0 treats rows or slots each by itself, and `vsgd.linear.threads` spreads it.
+    """
+    model.progress[1] += 1
+    model.progress[2] += len(batch)
+    slots = gather(rows, batch, task.intercept, work)
+    load(0, slots, model.table, work)
+    work.margin[:] = 0.0
+    evaluate(0, len(batch), work.state[THETA], batch, targets, weights, task, work, work.slope)
+    loss = float(work.loss[: len(batch)].sum())
+    unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
+    if not OPTIONS.column_probe:
+        sum_gradients(batch, slots, work)
+    choose_shifts(0, slots, model, unit, task, work)
+    evaluate(0, len(batch), work.delta, batch, targets, weights, task, work, work.shifted)
+    sum_up(batch, work)
+    move(0, slots, model, task, work)
+    return loss
 
 
 def train(
@@ -165,23 +212,5 @@ def train(
     """Learn from the rows named by `order`. The total loss of each minibatch, before it was learnt from."""
     loss = 0.0
     for start in range(0, len(order), batch_size):
-        batch = order[start : start + batch_size]
-        model.progress[1] += 1
-        model.progress[2] += len(batch)
-        slots = gather(rows, batch, task.intercept, work)
-        coordinates = slots * np.uint64(model.table.shape[2])
-        load(model.table, slots, work)
-        work.margin[:] = 0.0
-        loss += evaluate(work.state[THETA], batch, targets, weights, task, work, work.slope)
-        unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
-        choose_shifts(model, batch, slots, unit, task, work)
-        evaluate(work.delta, batch, targets, weights, task, work, work.shifted)
-        sum_up(batch, work)
-        mean(coordinates, work)
-        if task.l1 + task.l2 > 0:
-            penalize(model, slots, task, work)
-        update(coordinates, work)
-        if task.l1 > 0 or task.average:
-            finish(model, slots, task, work)
-        store(model.table, coordinates, work)
+        loss += learn(model, rows, order[start : start + batch_size], targets, weights, task, work)
     return loss

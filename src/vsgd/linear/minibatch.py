@@ -30,6 +30,7 @@ class Workspace(NamedTuple):
         entry_slot, entry_value: row after row.
         row_end: where the entries of the rows end; before the first row, 0.
         margin, slope, shifted: rows × outputs; slopes at θ, and at θ + δ.
+        loss: of a row.
     """
 
     slot_of: Any
@@ -47,6 +48,7 @@ class Workspace(NamedTuple):
     margin: Any
     slope: Any
     shifted: Any
+    loss: Any
 
 
 def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
@@ -73,6 +75,7 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
         margin=np.empty((batch_size, outputs)),
         slope=np.empty((batch_size, outputs)),
         shifted=np.empty((batch_size, outputs)),
+        loss=np.empty(batch_size),
     )
 
 
@@ -117,40 +120,40 @@ def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> Any:
     return slots
 
 
-def load(table: Any, slots: Any, work: Workspace) -> None:
-    """Copy what the table has of the coordinates of the minibatch, and make the slots free for the next one.
+def load(first: int, last: int, table: Any, work: Workspace) -> None:
+    """Copy what the table has of the coordinates of some slots, and make the slots free for the next minibatch.
 
     The loop for θ alone is a light one, so that many lines are on their way from memory at the same time.
     """
-    outputs = np.uint64(table.shape[2])
+    outputs = table.shape[2]
     state, place, samples = work.state, work.place, work.samples
     known = table.reshape(-1)
-    for s in range(slots):
+    for s in range(np.uint64(first), np.uint64(last)):
         column = work.column[s]
         work.slot_of[column] = NOWHERE
-        for k in range(outputs):
-            coordinate = s * outputs + k
-            place[coordinate] = column * outputs * np.uint64(FIELDS) + k
+        for k in range(np.uint64(outputs)):
+            coordinate = s * np.uint64(outputs) + k
+            place[coordinate] = column * np.uint64(FIELDS * outputs) + k
             samples[coordinate] = work.count[s]
             state[SQUARES, coordinate] = work.squares[s]
-    work.count[:slots] = 0.0
-    work.squares[:slots] = 0.0
-    for c in range(slots * outputs):
+    work.count[first:last] = 0.0
+    work.squares[first:last] = 0.0
+    for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
         state[THETA, c] = known[place[c]]
-    for c in range(slots * outputs):
+    for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
         at = place[c]
         for field in range(GRAD, SQUARES):
-            state[field, c] = known[at + field * outputs]
-        state[SQUARES, c] += known[at + SQUARES * outputs]
+            state[field, c] = known[at + np.uint64(field * outputs)]
+        state[SQUARES, c] += known[at + np.uint64(SQUARES * outputs)]
     for field in range(4):
-        work.moments[field, : slots * outputs] = 0.0
+        work.moments[field, first * outputs : last * outputs] = 0.0
 
 
-def store(table: Any, coordinates: Any, work: Workspace) -> None:
-    """Copy them back."""
+def store(first: int, last: int, table: Any, work: Workspace) -> None:
+    """Copy some coordinates back."""
     outputs = np.uint64(table.shape[2])
     known = table.reshape(-1)
-    for c in range(coordinates):
+    for c in range(np.uint64(first), np.uint64(last)):
         for field in range(FIELDS):
             known[work.place[c] + field * outputs] = work.state[field, c]
 

@@ -156,18 +156,6 @@ def smooth(first: int, last: int, model: Model, task: Task, work: Workspace) -> 
                 model.average[column, k] += off / math.sqrt(work.state[SEEN, c])
 
 
-def move(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
-    """From sums to new coefficients, for some slots."""
-    outputs = work.margin.shape[1]
-    average(first * outputs, last * outputs, work)
-    if task.l1 + task.l2 > 0:
-        penalize(first, last, model, task, work)
-    update(first * outputs, last * outputs, work)
-    if task.l1 > 0 or task.average:
-        smooth(first, last, model, task, work)
-    store(first * outputs, last * outputs, model.table, work)
-
-
 def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) -> Any:
     """The mean |margin − target| of about the last hundred minibatches."""
     total = 0.0
@@ -175,28 +163,6 @@ def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) ->
         total += abs(work.margin[i, 0] - targets[batch[i]])
     model.residual[0] += (total / len(batch) - model.residual[0]) / min(model.progress[1], 100)
     return model.residual[0] + (model.residual[0] == 0)
-
-
-def learn(model: Model, rows: Rows, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
-    """Learn from one minibatch. Its total loss before.
-
-    A phase that begins with 0 treats rows or slots each by itself, and `vsgd.linear.threads` spreads it.
-    """
-    model.progress[1] += 1
-    model.progress[2] += len(batch)
-    slots = gather(rows, batch, task.intercept, work)
-    load(0, slots, model.table, work)
-    work.margin[:] = 0.0
-    evaluate(0, len(batch), work.state[THETA], batch, targets, weights, task, work, work.slope)
-    loss = float(work.loss[: len(batch)].sum())
-    unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
-    if not OPTIONS.column_probe:
-        sum_gradients(batch, slots, work)
-    choose_shifts(0, slots, model, unit, task, work)
-    evaluate(0, len(batch), work.delta, batch, targets, weights, task, work, work.shifted)
-    sum_up(batch, work)
-    move(0, slots, model, task, work)
-    return loss
 
 
 def train(
@@ -209,8 +175,32 @@ def train(
     task: Task,
     work: Workspace,
 ) -> float:
-    """Learn from the rows named by `order`. The total loss of each minibatch, before it was learnt from."""
+    """Learn from the rows named by `order`. The total loss of each minibatch, before it was learnt from.
+
+    What begins with 0 treats rows, slots or coordinates each by itself, and `vsgd.linear.threads` spreads it.
+    """
     loss = 0.0
     for start in range(0, len(order), batch_size):
-        loss += learn(model, rows, order[start : start + batch_size], targets, weights, task, work)
+        batch = order[start : start + batch_size]
+        model.progress[1] += 1
+        model.progress[2] += len(batch)
+        slots = gather(rows, batch, task.intercept, work)
+        coordinates = slots * model.table.shape[2]
+        load(0, slots, model.table, work)
+        work.margin[:] = 0.0
+        evaluate(0, len(batch), work.state[THETA], batch, targets, weights, task, work, work.slope)
+        loss += work.loss[: len(batch)].sum()
+        unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
+        if not OPTIONS.column_probe:
+            sum_gradients(batch, slots, work)
+        choose_shifts(0, slots, model, unit, task, work)
+        evaluate(0, len(batch), work.delta, batch, targets, weights, task, work, work.shifted)
+        sum_up(batch, work)
+        average(0, coordinates, work)
+        if task.l1 + task.l2 > 0:
+            penalize(0, slots, model, task, work)
+        update(0, coordinates, work)
+        if task.l1 > 0 or task.average:
+            smooth(0, slots, model, task, work)
+        store(0, coordinates, model.table, work)
     return loss

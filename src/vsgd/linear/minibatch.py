@@ -97,7 +97,7 @@ def enter(column: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any
     return np.uint32(slots + np.uint32(is_new))
 
 
-def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> Any:
+def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
     """Lay out the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
 
     How many slots they take.
@@ -117,7 +117,7 @@ def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> Any:
             slots = enter(np.uint32(len(work.slot_of) - 1), 1.0, entry, slots, work)
             entry += np.uint64(1)
         work.row_end[i + 1] = entry
-    return slots
+    return int(slots)
 
 
 def load(first: int, last: int, table: Any, work: Workspace) -> None:

@@ -13,6 +13,8 @@ from vsgd import COLUMNS, PAPER
 from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, new_model, train_on
 from vsgd.linear.kernel import MEMORY, SEEN, THETA
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
+from vsgd.probe import column_curvature, column_shift
+from vsgd.rule import init
 
 COLUMNS_OF_X = 4
 
@@ -148,6 +150,19 @@ def test_the_scale_of_a_column_matters_to_the_paper(text_like):
     y = np.where(labels == 0, 1.0, -1.0)
     plain, scaled = (trained(X * c, y, options=PAPER, epochs=3, loss=0) for c in (1.0, 1024.0))
     assert not np.allclose(scaled.table[:-1, THETA] * 1024, plain.table[:-1, THETA], rtol=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 3)), min_size=1, max_size=9))
+def test_the_first_steps_of_a_row_do_not_pass_its_optimum(entries):
+    """Newton's step of a row is Σ x² / h with every coordinate going all the way."""
+    row = [(x, abs(x) * (1 + excess)) for x, excess in entries]
+    fresh = init(0.0, COLUMNS)
+    reach = [abs(x) * column_shift(fresh, 1, largest, COLUMNS) for x, largest in row]
+    total = sum(
+        x * x / column_curvature(1.0, x, largest, sum(reach) - own)
+        for (x, largest), own in zip(row, reach, strict=True)
+    )
+    assert total <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])

@@ -15,12 +15,12 @@ from vsgd.linear.losses import Task, slopes
 from vsgd.linear.penalty import penalized, stop_at_zero
 from vsgd.linear.rows import Rows, scramble
 from vsgd.options import Options
-from vsgd.probe import cautious, column_shift, curvature, shift
+from vsgd.probe import cautious, column_curvature, column_shift, curvature, shift
 from vsgd.rule import Moments, State, step
 
 FIELDS = range(8)
-THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, SQUARES = FIELDS
-"""What the table has of a coordinate: θ, the four averages, τ, how many samples, and the sum of their x²."""
+THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, LARGEST = FIELDS
+"""What the table has of a coordinate: θ, the four averages, τ, how many samples, and their largest |x|."""
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
 """Spreads consecutive columns over all 64-bit numbers before their bits are mixed."""
@@ -59,7 +59,7 @@ class Workspace(NamedTuple):
     slot_of: Any
     column: Any
     count: Any
-    squares: Any
+    largest: Any
     moments: Any
     delta: Any
     entry_slot: Any
@@ -82,7 +82,7 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
         slot_of=np.full(columns, -1, np.int64),
         column=np.empty(slots, np.uint32),
         count=np.empty(slots),
-        squares=np.empty(slots),
+        largest=np.empty(slots),
         moments=np.empty((slots, 4, outputs)),
         delta=np.empty((slots, outputs)),
         entry_slot=np.empty(entries, np.uint32),
@@ -99,7 +99,7 @@ def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
 
     A column met for the first time gets a slot. How many slots there are.
     """
-    slot_of, column_of, count, squares, moments = work.slot_of, work.column, work.count, work.squares, work.moments
+    slot_of, column_of, count, largest, moments = work.slot_of, work.column, work.count, work.largest, work.moments
     entry_slot, entry_value = work.entry_slot, work.entry_value
     slots = 0
     entry = 0
@@ -120,12 +120,12 @@ def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
                 slot_of[column] = slot
                 column_of[slot] = column
                 count[slot] = 0.0
-                squares[slot] = 0.0
+                largest[slot] = 0.0
                 for k in range(moments.shape[2]):
                     for field in range(4):
                         moments[slot, field, k] = 0.0
             count[slot] += 1.0
-            squares[slot] += x * x
+            largest[slot] = max(largest[slot], abs(x))
             entry_slot[entry] = slot
             entry_value[entry] = x
             entry += 1
@@ -168,18 +168,29 @@ def evaluate(model: Model, batch: Any, targets: Any, weights: Any, task: Task, w
     return loss
 
 
-def choose_shifts(model: Model, slots: int, unit: float, task: Task, options: Options, work: Workspace) -> None:
-    """δ for every coordinate of the minibatch. Random signs depend on coordinate, minibatch and seed alone."""
-    moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
+def notice_largest(model: Model, slots: int, options: Options, work: Workspace) -> None:
+    """Keep the largest |x| of every column. θ shrinks when it grows, so that it adds no more to an output than before.
+
+    A column may be rounding noise for a long time, and then a number: its θ was learnt in another unit.
+    """
     for s in range(slots):
         column = work.column[s]
         for k in range(work.delta.shape[1]):
-            state = state_of(model.table, column, k)
+            before = model.table[column, LARGEST, k]
+            if work.largest[s] > before:
+                model.table[column, LARGEST, k] = work.largest[s]
+                if options.column_probe:
+                    model.table[column, THETA, k] *= before / work.largest[s]
+        work.largest[s] = model.table[column, LARGEST, 0]
+
+
+def choose_shifts(model: Model, slots: int, options: Options, work: Workspace) -> None:
+    """δ for every coordinate of the minibatch."""
+    for s in range(slots):
+        for k in range(work.delta.shape[1]):
+            state = state_of(model.table, work.column[s], k)
             if options.column_probe:
-                coin = scramble(moment + np.uint64(column) * ODD + np.uint64(k + task.first_output))
-                squares = model.table[column, SQUARES, k] + work.squares[s]
-                rms = math.sqrt(squares / (state.seen + work.count[s]))
-                work.delta[s, k] = column_shift(rms, unit, 1.0 if coin & np.uint64(1) else -1.0)
+                work.delta[s, k] = column_shift(state, work.count[s], work.largest[s], options)
             else:
                 grad = work.moments[s, 0, k] / work.count[s]
                 work.delta[s, k] = shift(state, grad, work.count[s], options)
@@ -199,9 +210,41 @@ def probe(batch: Any, targets: Any, weights: Any, task: Task, options: Options, 
         for e in range(work.row_end[i], work.row_end[i + 1]):
             slot, x = entry_slot[e], entry_value[e]
             for k in range(outputs):
-                # curvature per unit of shift; `update` divides by the shift, once for all samples
-                grad = work.slope[i, k] * x
-                h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, options)
+                grad, delta = work.slope[i, k] * x, deltas[slot, k]
+                h = cautious(curvature(grad, work.shifted[i, k] * x, delta), grad, delta, options)
+                moments[slot, 2, k] += h
+                moments[slot, 3, k] += h * h
+
+
+def probe_rows(
+    model: Model, unit: float, batch: Any, targets: Any, weights: Any, task: Task, options: Options, work: Workspace
+) -> None:
+    """Slopes where every output of a row has moved by a unit, and the sums of the curvatures and of their squares.
+
+    In regression the unit is a typical residual, or that of the row if it is larger. Random signs depend on the place
+    in the minibatch, the minibatch, the output and the seed alone.
+    """
+    entry_slot, entry_value, deltas, moments = work.entry_slot, work.entry_value, work.delta, work.moments
+    outputs = work.margin.shape[1]
+    moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
+    for i in range(len(batch)):
+        size = unit
+        if not task.natural_unit:
+            size = max(unit, abs(work.margin[i, 0] - targets[batch[i]]))
+        for k in range(outputs):
+            coin = scramble(moment + np.uint64(i) * ODD + np.uint64(k + task.first_output))
+            work.margin[i, k] += size if coin & np.uint64(1) else -size
+        slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.shifted)
+        for k in range(outputs):
+            reach = 0.0
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                reach += abs(entry_value[e]) * deltas[entry_slot[e], k]
+            slope = work.slope[i, k]
+            of_row = cautious(curvature(slope, work.shifted[i, k], size), slope, size, options)
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                slot, x = entry_slot[e], entry_value[e]
+                others = max(0.0, reach - abs(x) * deltas[slot, k])
+                h = column_curvature(of_row, x, work.largest[slot], others)
                 moments[slot, 2, k] += h
                 moments[slot, 3, k] += h * h
 
@@ -217,12 +260,11 @@ def update(model: Model, slots: int, task: Task, options: Options, work: Workspa
         for k in range(work.delta.shape[1]):
             state = state_of(table, column, k)
             old = table[column, THETA, k]
-            per_shift = 1.0 / abs(work.delta[s, k])
             batch = Moments(
                 grad=work.moments[s, 0, k] * share,
                 grad_sq=work.moments[s, 1, k] * share,
-                curv=work.moments[s, 2, k] * share * per_shift,
-                curv_sq=work.moments[s, 3, k] * share * per_shift * per_shift,
+                curv=work.moments[s, 2, k] * share,
+                curv_sq=work.moments[s, 3, k] * share,
             )
             if penalize and task.l1 + task.l2 > 0:
                 rarity = model.progress[2] / (state.seen + count)
@@ -239,7 +281,6 @@ def update(model: Model, slots: int, task: Task, options: Options, work: Workspa
             table[column, CURV_SQ, k] = state.mean.curv_sq
             table[column, MEMORY, k] = state.memory
             table[column, SEEN, k] = state.seen
-            table[column, SQUARES, k] += work.squares[s]
 
 
 def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) -> Any:
@@ -269,9 +310,13 @@ def train(
         model.progress[1] += 1
         model.progress[2] += len(batch)
         slots = gather(rows, batch, task.intercept, work)
+        notice_largest(model, slots, options, work)
         loss += evaluate(model, batch, targets, weights, task, work)
-        unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
-        choose_shifts(model, slots, unit, task, options, work)
-        probe(batch, targets, weights, task, options, work)
+        choose_shifts(model, slots, options, work)
+        if options.column_probe:
+            unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
+            probe_rows(model, unit, batch, targets, weights, task, options, work)
+        else:
+            probe(batch, targets, weights, task, options, work)
         update(model, slots, task, options, work)
     return loss

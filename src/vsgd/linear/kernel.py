@@ -210,8 +210,9 @@ def probe(batch: Any, targets: Any, weights: Any, task: Task, options: Options, 
         for e in range(work.row_end[i], work.row_end[i + 1]):
             slot, x = entry_slot[e], entry_value[e]
             for k in range(outputs):
-                grad, delta = work.slope[i, k] * x, deltas[slot, k]
-                h = cautious(curvature(grad, work.shifted[i, k] * x, delta), grad, delta, options)
+                # curvature per unit of shift; `update` divides by the shift, once for all samples
+                grad = work.slope[i, k] * x
+                h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, options)
                 moments[slot, 2, k] += h
                 moments[slot, 3, k] += h * h
 
@@ -260,11 +261,12 @@ def update(model: Model, slots: int, task: Task, options: Options, work: Workspa
         for k in range(work.delta.shape[1]):
             state = state_of(table, column, k)
             old = table[column, THETA, k]
+            per_shift = 1.0 if options.column_probe else 1.0 / abs(work.delta[s, k])
             batch = Moments(
                 grad=work.moments[s, 0, k] * share,
                 grad_sq=work.moments[s, 1, k] * share,
-                curv=work.moments[s, 2, k] * share,
-                curv_sq=work.moments[s, 3, k] * share,
+                curv=work.moments[s, 2, k] * share * per_shift,
+                curv_sq=work.moments[s, 3, k] * share * per_shift * per_shift,
             )
             if penalize and task.l1 + task.l2 > 0:
                 rarity = model.progress[2] / (state.seen + count)

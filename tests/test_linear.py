@@ -17,6 +17,8 @@ from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, kernel, n
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import MEMORY, SEEN, THETA
+from vsgd.probe import column_curvature, column_shift
+from vsgd.rule import init
 
 COLUMNS_OF_X = 4
 
@@ -142,12 +144,26 @@ def test_threads_share_the_rows_of_a_minibatch(text_like, monkeypatch, options, 
             np.testing.assert_array_equal(mine, theirs)
 
 
+def test_threads_change_no_bit_of_the_loss(text_like, monkeypatch):
+    X, y = text_like
+    monkeypatch.setattr(threads, "WORTHWHILE", 2)
+    task = Task(CLASSIFICATION["log_loss"], softmax=True)
+    losses = []
+    for n in (1, 2):
+        model = new_model(X.shape[1] + 1, 3, task, COLUMNS, 0)
+        losses.append(
+            train_on(model, as_rows(X), np.arange(len(y)), y, np.ones(len(y)), Training(task, COLUMNS, 300, n))
+        )
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for instructions of this processor")
 def test_the_rule_takes_several_coordinates_at_a_time(text_like):
-    update = compiled_with(kernel.update, OPTIONS=COLUMNS)
     X, _ = text_like
-    update(0, 0, workspace(as_rows(X), X.shape[1], 1, 32))
-    assert all("divpd" in code for code in update.inspect_asm().values())
+    for loop in (kernel.choose_shifts, kernel.average, kernel.update):
+        compiled = compiled_with(loop, OPTIONS=COLUMNS)
+        compiled(0, 0, workspace(as_rows(X), X.shape[1], 1, 32))
+        assert all("divpd" in code for code in compiled.inspect_asm().values())
 
 
 def test_a_column_without_entries_is_left_alone(text_like):
@@ -181,6 +197,19 @@ def test_the_scale_of_a_column_matters_to_the_paper(text_like):
     y = np.where(labels == 0, 1.0, -1.0)
     plain, scaled = (trained(X * c, y, options=PAPER, epochs=3, loss=0) for c in (1.0, 1024.0))
     assert not np.allclose(scaled.table[:-1, THETA] * 1024, plain.table[:-1, THETA], rtol=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 3)), min_size=1, max_size=9))
+def test_the_first_steps_of_a_row_do_not_pass_its_optimum(entries):
+    """Newton's step of a row is Σ x² / h with every coordinate going all the way."""
+    row = [(x, abs(x) * (1 + excess)) for x, excess in entries]
+    fresh = init(0.0, COLUMNS)
+    reach = [abs(x) * column_shift(fresh, 1, largest, COLUMNS) for x, largest in row]
+    total = sum(
+        x * x / column_curvature(1.0, x, largest, sum(reach) - own)
+        for (x, largest), own in zip(row, reach, strict=True)
+    )
+    assert total <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])

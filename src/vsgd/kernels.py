@@ -12,6 +12,23 @@ from pathlib import Path
 from typing import Any
 
 
+def once(make: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """Like `functools.cache`, but constants are the same only if they read the same.
+
+    1.0 equals a float32 of 1, also within a tuple, and yet other machine code comes of it.
+    """
+    made: dict[tuple[Callable[..., Any], str], Callable[..., Any]] = {}
+
+    @functools.wraps(make)
+    def get(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
+        key = function, repr(constants)
+        if key not in made:
+            made[key] = make(function, **constants)
+        return made[key]
+
+    return get
+
+
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a plain function of this package, and the plain functions of this package that it calls.
@@ -37,7 +54,7 @@ def calling(
     return types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
 
 
-@functools.cache
+@once
 def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
     """The same, with some globals set to values that the compiler then knows."""
     import numba
@@ -57,7 +74,7 @@ def cache_folder() -> Path:
     return Path(home) / "vsgd" / digest[:16]
 
 
-@functools.cache
+@once
 def kept(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
     """`compiled_with`, and stored on disk: for functions that take seconds to compile."""
     import numba.core.config

@@ -13,11 +13,11 @@ import numpy as np
 
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import Workspace, gather, load, moments_of, state_of, store
-from vsgd.linear.model import CURV, CURV_SQ, GRAD, GRAD_SQ, MEMORY, SEEN, SQUARES, THETA, Model
+from vsgd.linear.model import CURV, CURV_SQ, GRAD, GRAD_SQ, LARGEST, MEMORY, SEEN, THETA, Model
 from vsgd.linear.penalty import penalized, stop_at_zero
 from vsgd.linear.rows import Rows, scramble
 from vsgd.options import COLUMNS
-from vsgd.probe import cautious, column_shift, curvature, shift
+from vsgd.probe import cautious, column_curvature, column_shift, curvature, shift
 from vsgd.rule import step
 
 OPTIONS = COLUMNS
@@ -50,14 +50,21 @@ def evaluate(
         work.loss[i] = slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], slope)
 
 
-def toss(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
-    """Random signs, which depend on coordinate, minibatch and seed alone."""
-    moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
+def notice_largest(first: int, last: int, work: Workspace) -> None:
+    """Keep the largest |x| of some slots. θ shrinks when it grows, so that it adds no more to an output than before.
+
+    A column may be rounding noise for a long time, and then a number: its θ was learnt in another unit.
+    """
+    state = work.state
     outputs = np.uint64(work.margin.shape[1])
     for s in range(np.uint64(first), np.uint64(last)):
-        for k in range(outputs):
-            coin = scramble(moment + np.uint64(work.column[s]) * ODD + k + np.uint64(task.first_output))
-            work.delta[s * outputs + k] = 1.0 if coin & np.uint64(1) else -1.0
+        for c in range(s * outputs, (s + np.uint64(1)) * outputs):
+            before = state[LARGEST, c]
+            if work.largest[s] > before:
+                state[LARGEST, c] = work.largest[s]
+                if OPTIONS.column_probe:
+                    state[THETA, c] *= before / work.largest[s]
+        work.largest[s] = 0.0
 
 
 def sum_gradients(batch: Any, slots: int, work: Workspace) -> None:
@@ -70,23 +77,55 @@ def sum_gradients(batch: Any, slots: int, work: Workspace) -> None:
                 work.delta[work.entry_slot[e] * outputs + k] += work.slope[i, k] * work.entry_value[e]
 
 
-def choose_shifts(first: int, last: int, model: Model, unit: float, task: Task, work: Workspace) -> None:
-    """δ for the coordinates of some slots."""
+def choose_shifts(first: int, last: int, work: Workspace) -> None:
+    """δ for some coordinates."""
     state, samples, delta = work.state, work.samples, work.delta
-    outputs = work.margin.shape[1]
-    if OPTIONS.column_probe:
-        toss(first, last, model, task, work)
-    for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
+    for c in range(np.uint64(first), np.uint64(last)):
         if OPTIONS.column_probe:
-            rms = math.sqrt(state[SQUARES, c] / (state[SEEN, c] + samples[c]))
-            delta[c] = column_shift(rms, unit, delta[c])
+            delta[c] = column_shift(state_of(state, c), samples[c], state[LARGEST, c], OPTIONS)
         else:
             delta[c] = shift(state_of(state, c), delta[c] / samples[c], samples[c], OPTIONS)
 
 
+def probe_rows(
+    first: int,
+    last: int,
+    model: Model,
+    unit: float,
+    batch: Any,
+    targets: Any,
+    weights: Any,
+    task: Task,
+    work: Workspace,
+) -> None:
+    """Curvatures of some rows, from slopes where every output has moved by a unit; and how far their δ reach.
+
+    In regression the unit is a typical residual, or that of the row if it is larger. Random signs depend on the place
+    in the minibatch, the minibatch, the output and the seed alone.
+    """
+    entry_slot, entry_value = work.entry_slot, work.entry_value
+    outputs = np.uint64(work.margin.shape[1])
+    moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
+    for i in range(first, last):
+        size = unit
+        if not task.natural_unit:
+            size = max(unit, abs(work.margin[i, 0] - targets[batch[i]]))
+        for k in range(outputs):
+            coin = scramble(moment + np.uint64(i) * ODD + k + np.uint64(task.first_output))
+            work.margin[i, k] += size if coin & np.uint64(1) else -size
+        slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.shifted)
+        for k in range(outputs):
+            reach = 0.0
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                reach += abs(entry_value[e]) * work.delta[entry_slot[e] * outputs + k]
+            slope = work.slope[i, k]
+            work.reach[i, k] = reach
+            work.curvature[i, k] = cautious(curvature(slope, work.shifted[i, k], size), slope, size, OPTIONS)
+
+
 def sum_up(batch: Any, work: Workspace) -> None:
-    """Sums of gradients, of curvatures and of their squares. Curvature is per unit of shift here."""
-    moments = work.moments
+    """Sums of gradients, of curvatures and of their squares. At δ = ḡ, curvature is per unit of shift here."""
+    moments, delta = work.moments, work.delta
     outputs = np.uint64(work.margin.shape[1])
     for i in range(len(batch)):
         for e in range(work.row_end[i], work.row_end[i + 1]):
@@ -94,7 +133,11 @@ def sum_up(batch: Any, work: Workspace) -> None:
             for k in range(outputs):
                 c = work.entry_slot[e] * outputs + k
                 grad = work.slope[i, k] * x
-                h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, OPTIONS)
+                if OPTIONS.column_probe:
+                    others = max(0.0, work.reach[i, k] - abs(x) * delta[c])
+                    h = column_curvature(work.curvature[i, k], x, work.state[LARGEST, c], others)
+                else:
+                    h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, OPTIONS)
                 moments[0, c] += grad
                 moments[1, c] += grad * grad
                 moments[2, c] += h
@@ -102,11 +145,11 @@ def sum_up(batch: Any, work: Workspace) -> None:
 
 
 def average(first: int, last: int, work: Workspace) -> None:
-    """Sums to averages over the samples, curvature divided by the shift."""
+    """Sums to averages over the samples, curvature divided by the shift if it is not yet."""
     moments = work.moments
     for c in range(np.uint64(first), np.uint64(last)):
         share = 1.0 / work.samples[c]
-        per_shift = 1.0 / abs(work.delta[c])
+        per_shift = 1.0 if OPTIONS.column_probe else 1.0 / abs(work.delta[c])
         moments[0, c] *= share
         moments[1, c] *= share
         moments[2, c] *= share * per_shift
@@ -156,6 +199,14 @@ def smooth(first: int, last: int, model: Model, task: Task, work: Workspace) -> 
                 model.average[column, k] += off / math.sqrt(work.state[SEEN, c])
 
 
+def total_loss(batch: Any, work: Workspace) -> float:
+    """Added up row by row, whether or not the caller is compiled; NumPy would take another order."""
+    total = 0.0
+    for i in range(len(batch)):
+        total += work.loss[i]
+    return total
+
+
 def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) -> Any:
     """The mean |margin − target| of about the last hundred minibatches."""
     total = 0.0
@@ -187,14 +238,18 @@ def train(
         slots = gather(rows, batch, task.intercept, work)
         coordinates = slots * model.table.shape[2]
         load(0, slots, model.table, work)
+        notice_largest(0, slots, work)
         work.margin[:] = 0.0
         evaluate(0, len(batch), work.state[THETA], batch, targets, weights, task, work, work.slope)
-        loss += work.loss[: len(batch)].sum()
-        unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
-        if not OPTIONS.column_probe:
+        loss += total_loss(batch, work)
+        if OPTIONS.column_probe:
+            unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
+            choose_shifts(0, coordinates, work)
+            probe_rows(0, len(batch), model, unit, batch, targets, weights, task, work)
+        else:
             sum_gradients(batch, slots, work)
-        choose_shifts(0, slots, model, unit, task, work)
-        evaluate(0, len(batch), work.delta, batch, targets, weights, task, work, work.shifted)
+            choose_shifts(0, coordinates, work)
+            evaluate(0, len(batch), work.delta, batch, targets, weights, task, work, work.shifted)
         sum_up(batch, work)
         average(0, coordinates, work)
         if task.l1 + task.l2 > 0:

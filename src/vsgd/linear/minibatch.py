@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.linear.model import CURV, CURV_SQ, FIELDS, GRAD, GRAD_SQ, MEMORY, SEEN, SQUARES, THETA
+from vsgd.linear.model import CURV, CURV_SQ, FIELDS, GRAD, GRAD_SQ, MEMORY, SEEN, THETA
 from vsgd.linear.rows import Rows
 from vsgd.rule import Moments, State
 
@@ -22,21 +22,22 @@ class Workspace(NamedTuple):
 
     Attributes:
         slot_of: the slot of a column, or `NOWHERE`.
-        column, count, squares: of a slot; in how many rows it is, and the sum of its x².
+        column, count, largest: of a slot; in how many rows it is, and its largest |x|.
         place: where the table has the θ of a coordinate.
         state: fields × coordinates, as in the table.
         samples, delta: of a coordinate; `count` again, and δ.
         moments: 4 × coordinates; sums over the samples, and averages in the end.
         entry_slot, entry_value: row after row.
         row_end: where the entries of the rows end; before the first row, 0.
-        margin, slope, shifted: rows × outputs; slopes at θ, and at θ + δ.
+        margin, slope, shifted: rows × outputs; slopes at θ, and beside it.
+        curvature, reach: rows × outputs; of the loss in the output, and Σ |x| δ.
         loss: of a row.
     """
 
     slot_of: Any
     column: Any
     count: Any
-    squares: Any
+    largest: Any
     place: Any
     state: Any
     samples: Any
@@ -48,6 +49,8 @@ class Workspace(NamedTuple):
     margin: Any
     slope: Any
     shifted: Any
+    curvature: Any
+    reach: Any
     loss: Any
 
 
@@ -63,7 +66,7 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
         slot_of=np.full(columns, NOWHERE),
         column=np.empty(slots + 1, np.uint32),
         count=np.zeros(slots),
-        squares=np.zeros(slots),
+        largest=np.zeros(slots),
         place=np.empty(slots * outputs, np.uint64),
         state=np.empty((FIELDS, slots * outputs)),
         samples=np.empty(slots * outputs),
@@ -75,6 +78,8 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
         margin=np.empty((batch_size, outputs)),
         slope=np.empty((batch_size, outputs)),
         shifted=np.empty((batch_size, outputs)),
+        curvature=np.empty((batch_size, outputs)),
+        reach=np.empty((batch_size, outputs)),
         loss=np.empty(batch_size),
     )
 
@@ -91,7 +96,7 @@ def enter(column: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any
     work.slot_of[column] = slot
     work.column[slots] = column
     work.count[slot] += 1.0
-    work.squares[slot] += x * x
+    work.largest[slot] = max(work.largest[slot], abs(x))
     work.entry_slot[entry] = slot
     work.entry_value[entry] = x
     return np.uint32(slots + np.uint32(is_new))
@@ -135,16 +140,13 @@ def load(first: int, last: int, table: Any, work: Workspace) -> None:
             coordinate = s * np.uint64(outputs) + k
             place[coordinate] = column * np.uint64(FIELDS * outputs) + k
             samples[coordinate] = work.count[s]
-            state[SQUARES, coordinate] = work.squares[s]
     work.count[first:last] = 0.0
-    work.squares[first:last] = 0.0
     for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
         state[THETA, c] = known[place[c]]
     for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
         at = place[c]
-        for field in range(GRAD, SQUARES):
+        for field in range(GRAD, FIELDS):
             state[field, c] = known[at + np.uint64(field * outputs)]
-        state[SQUARES, c] += known[at + np.uint64(SQUARES * outputs)]
     for field in range(4):
         work.moments[field, first * outputs : last * outputs] = 0.0
 

@@ -10,8 +10,8 @@ from vsgd.linear.losses import Task
 from vsgd.options import Options
 
 FIELDS = 8
-THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, SQUARES = range(FIELDS)
-"""What the table has of a coordinate: θ, the four averages, τ, how many samples, and the sum of their x²."""
+THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, LARGEST = range(FIELDS)
+"""What the table has of a coordinate: θ, the four averages, τ, how many samples, and their largest |x|."""
 
 
 class Model(NamedTuple):

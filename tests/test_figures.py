@@ -9,6 +9,8 @@ from vsgd.bench.figures import FIGURES, Request, comparison, drift
 from vsgd.bench.figures.squares import square
 from vsgd.bench.gain import averaged, counted, fixed, relative_gain, simulated_relative_gain
 from vsgd.bench.problems import ELEMENTARY
+from vsgd.bench.sparse.rates import by_frequency
+from vsgd.bench.sparse.rates import draw as draw_rates
 
 
 def test_figure_1_diminishing_returns():
@@ -93,3 +95,13 @@ def test_every_figure_draws_whatever_the_request(name):
     results = {part: task() for part, task in figure.parts(request).items()}
     assert figure.draw(results, request).axes
     assert figure.numbers(results, request)
+
+
+def test_rates_by_frequency():
+    posts = np.repeat([1, 2, 3, 4, 5, 1000], [50, 20, 20, 20, 20, 3])
+    at, quantiles = by_frequency(posts, 1.0 / posts)
+    np.testing.assert_array_equal(at, [1, 2, 4], "three words are too few for a group")
+    np.testing.assert_allclose(quantiles[2], [1, 1 / 2, 1 / 4])
+    (axis,) = draw_rates(posts, 1.0 / posts, 2000).axes
+    assert axis.get_xscale() == axis.get_yscale() == "log"
+    assert "2,000" in axis.get_xlabel()

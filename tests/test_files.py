@@ -5,15 +5,25 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import io
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_digits
 
 from vsgd.errors import UserError
-from vsgd.files import add_commands
+from vsgd.files import add_commands, svmlight
+from vsgd.files.schema import BadRow
 from vsgd.files.storage import load
+
+SVMLIGHT_PIECES = (
+    " | | |\t|\r|1|+1|spam|é|#|qid:3|7:|:|x|-|e|.|_|0|3:1| 4:0.25| 5:-2.5e-3| 6:1E5| 7:.5| 8:5.| 9:+0| 10:-0.0| 11:nan"
+    "| 12:inf| 13:1e999| 14:0.1234567890123456789| 15:9007199254740993| 16:123456789012345678901e-30| 17:4e-320| 18:0x1"
+    "| 12345678901234567890123:1| 9007199254740993:1| 19:1e| 20:1e+| 21:--1| 22:1:1| -3:1| 23:1e23"
+)
 
 
 def vsgd(*words) -> None:
@@ -61,6 +71,30 @@ def test_fit_score_and_predict_svmlight(folder, tmp_path, capsys, name):
     vsgd("predict", folder / name, "--model", tmp_path / "m.npz", "--out", tmp_path / "labels")
     labels = (tmp_path / "labels").read_text().split()
     assert np.mean(np.array(labels, float) == load_digits().target) > 0.94
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(SVMLIGHT_PIECES.split("|")), max_size=12).map("".join), max_size=8),
+    st.integers(1, 40),
+)
+def test_compiled_code_reads_lines_as_python_does(lines, block):
+    """Numbers of any length, blanks of any kind, comments and nonsense; and blocks that end anywhere."""
+    text = "\n".join(lines)
+    expected = []
+    for i, line in enumerate(text.split("\n"), start=1):
+        if line.partition("#")[0].strip():
+            try:
+                expected.append((i, *map(list, svmlight.example_of(line))))
+            except BadRow as bad:
+                expected.append((i, str(bad)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(svmlight, "BLOCK", block)
+        found = [
+            (i, str(row)) if isinstance(row, BadRow) else (i, *map(list, row))
+            for i, row in svmlight.examples_of(io.BytesIO(text.encode()))
+        ]
+    assert found == expected
 
 
 def test_names_text_and_numbers_in_a_table(folder, tmp_path, capsys):

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 import vsgd
+from vsgd.kernels import compiled_with
 
 FIT = """
 import time
@@ -40,6 +43,20 @@ def test_another_rule_is_compiled_anew(tmp_path):
     assert "theta - eta * batch.grad" in text
     rule.write_text(text.replace("theta - eta * batch.grad", "theta - eta * batch.grad - eta * batch.grad"))
     assert fit(tmp_path / "package", tmp_path / "cache")[1] != expected
+
+
+SCALE = (1.0,)
+
+
+def scaled(x):
+    return x * SCALE[0]
+
+
+def test_constants_of_another_type_are_compiled_anew():
+    single, double = (compiled_with(scaled, SCALE=(kind(1),)) for kind in (np.float32, np.float64))
+    assert single is not double
+    assert single(np.float32(0.1)) == np.float32(0.1)
+    assert compiled_with(scaled, SCALE=(np.float32(1),)) is single
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):

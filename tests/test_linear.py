@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 import reference
@@ -10,9 +12,13 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from vsgd import COLUMNS, PAPER
-from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, new_model, train_on
-from vsgd.linear.kernel import MEMORY, SEEN, THETA
+from vsgd.kernels import compiled_with
+from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, kernel, new_model, threads, train_on
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
+from vsgd.linear.minibatch import workspace
+from vsgd.linear.model import MEMORY, SEEN, THETA
+from vsgd.probe import column_curvature, column_shift
+from vsgd.rule import init
 
 COLUMNS_OF_X = 4
 
@@ -109,12 +115,55 @@ def test_sparse_and_dense_rows_make_the_same_model(text_like, options, task):
         np.testing.assert_array_equal(models[0].table, other.table)
 
 
-def test_threads_do_not_change_the_model(text_like):
+def test_threads_share_the_classes(text_like):
     X, y = text_like
     one, three = (
         trained(X, y, epochs=2, outputs=3, threads=n, loss=CLASSIFICATION["hinge"], one_vs_rest=True) for n in (1, 3)
     )
     np.testing.assert_array_equal(one.table, three.table)
+
+
+@pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])
+@pytest.mark.parametrize(
+    ("outputs", "task"),
+    [
+        (1, {"loss": CLASSIFICATION["hinge"], "l1": 1e-3, "l2": 1e-3, "average": True}),
+        (1, {"loss": SQUARED, "natural_unit": False}),
+        (3, {"loss": CLASSIFICATION["log_loss"], "softmax": True}),
+    ],
+    ids=["binary", "regression", "softmax"],
+)
+def test_threads_share_the_rows_of_a_minibatch(text_like, monkeypatch, options, outputs, task):
+    X, y = text_like
+    y = y if outputs > 1 else np.where(y == 0, 1.0, -1.0)
+    monkeypatch.setattr(threads, "WORTHWHILE", 2)
+    models = [trained(X, y, epochs=2, options=options, outputs=outputs, threads=n, **task) for n in (1, 2, 3)]
+    assert np.abs(models[0].table[:, THETA]).max() > 0
+    for other in models[1:]:
+        for mine, theirs in zip(models[0], other, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_threads_change_no_bit_of_the_loss(text_like, monkeypatch):
+    X, y = text_like
+    monkeypatch.setattr(threads, "WORTHWHILE", 2)
+    task = Task(CLASSIFICATION["log_loss"], softmax=True)
+    losses = []
+    for n in (1, 2):
+        model = new_model(X.shape[1] + 1, 3, task, COLUMNS, 0)
+        losses.append(
+            train_on(model, as_rows(X), np.arange(len(y)), y, np.ones(len(y)), Training(task, COLUMNS, 300, n))
+        )
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for instructions of this processor")
+def test_the_rule_takes_several_coordinates_at_a_time(text_like):
+    X, _ = text_like
+    for loop in (kernel.choose_shifts, kernel.average, kernel.update):
+        compiled = compiled_with(loop, OPTIONS=COLUMNS)
+        compiled(0, 0, workspace(as_rows(X), X.shape[1], 1, 32))
+        assert all("divpd" in code for code in compiled.inspect_asm().values())
 
 
 def test_a_column_without_entries_is_left_alone(text_like):
@@ -148,6 +197,19 @@ def test_the_scale_of_a_column_matters_to_the_paper(text_like):
     y = np.where(labels == 0, 1.0, -1.0)
     plain, scaled = (trained(X * c, y, options=PAPER, epochs=3, loss=0) for c in (1.0, 1024.0))
     assert not np.allclose(scaled.table[:-1, THETA] * 1024, plain.table[:-1, THETA], rtol=0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 100), st.floats(0, 3)), min_size=1, max_size=9))
+def test_the_first_steps_of_a_row_do_not_pass_its_optimum(entries):
+    """Newton's step of a row is Σ x² / h with every coordinate going all the way."""
+    row = [(x, abs(x) * (1 + excess)) for x, excess in entries]
+    fresh = init(0.0, COLUMNS)
+    reach = [abs(x) * column_shift(fresh, 1, largest, COLUMNS) for x, largest in row]
+    total = sum(
+        x * x / column_curvature(1.0, x, largest, sum(reach) - own)
+        for (x, largest), own in zip(row, reach, strict=True)
+    )
+    assert total <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])

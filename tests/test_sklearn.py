@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression, QuantileRegressor, SGDClassifier, SGDRegressor
+from sklearn.linear_model import LinearRegression, LogisticRegression, QuantileRegressor, SGDClassifier, SGDRegressor
 from sklearn.metrics import log_loss, mean_poisson_deviance
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.multioutput import MultiOutputRegressor
@@ -204,6 +204,19 @@ def test_l2_settles_where_the_batch_solver_does(cancer):
     assert objective(model) < 1.02 * objective(batch)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_enormous_leverage_have_their_say(seed):
+    """Squared error: three rows decide where the coefficient of a column settles, and the others want another."""
+    rng = np.random.default_rng(seed)
+    crowd = np.exp(0.3 * rng.standard_normal(4000))
+    crowd[rng.choice(4000, 3, replace=False)] = [30, 100, 300]
+    X = np.column_stack([rng.standard_normal((4000, 3)), crowd])
+    y = X[:, 0] - np.minimum(2 * crowd, 3) + 0.5 * rng.standard_normal(4000)
+    model = VSGDRegressor(max_iter=5, tol=None, random_state=seed).fit(X, y)
+    best = LinearRegression().fit(X, y)
+    assert np.mean((model.predict(X) - y) ** 2) < 1.05 * np.mean((best.predict(X) - y) ** 2)
+
+
 class TestStream:
     def test_rates_rise_again_after_a_change(self):
         rng = np.random.default_rng(0)
@@ -211,11 +224,20 @@ class TestStream:
         truth = np.where(np.arange(6000)[:, None] < 4000, [1.0, -1.0, 0.5], [-1.0, 1.0, 0.5])
         y = (X * truth).sum(axis=1) + 0.3 * rng.standard_normal(6000)
         model, rates = VSGDRegressor(random_state=0, batch_size=1), []
-        for start in range(0, 6000, 100):
-            model.partial_fit(X[start : start + 100], y[start : start + 100])
+        for start in range(0, 6000, 10):
+            model.partial_fit(X[start : start + 10], y[start : start + 10])
             rates.append(model.rates_[0, 0])
-        assert max(rates[40:45]) > 3 * np.median(rates[30:40])
+        assert max(rates[400:410]) > 10 * np.median(rates[300:400])
         np.testing.assert_allclose(model.coef_, [[-1, 1, 0.5]], atol=0.15)
+
+    def test_a_column_of_rounding_errors_may_become_a_number(self):
+        """What a running StandardScaler makes of a constant column that begins to vary."""
+        rng = np.random.default_rng(0)
+        X = rng.standard_normal((3000, 2))
+        y = (X.sum(axis=1) > 0) * 1
+        X[:1500, 1] *= 1e-16
+        model = VSGDClassifier(batch_size=1, random_state=0).partial_fit(X[:2000], y[:2000], classes=[0, 1])
+        assert model.score(X[2000:], y[2000:]) > 0.95
 
     def test_learns_in_the_order_given(self):
         X, y = load_breast_cancer(return_X_y=True)

@@ -12,6 +12,23 @@ from pathlib import Path
 from typing import Any
 
 
+def once(make: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """Like `functools.cache`, but constants are the same only if they read the same.
+
+    1.0 equals a float32 of 1, also within a tuple, and yet other machine code comes of it.
+    """
+    made: dict[tuple[Callable[..., Any], str], Callable[..., Any]] = {}
+
+    @functools.wraps(make)
+    def get(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
+        key = function, repr(constants)
+        if key not in made:
+            made[key] = make(function, **constants)
+        return made[key]
+
+    return get
+
+
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a plain function of this package, and the plain functions of this package that it calls.
@@ -22,17 +39,27 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled_with(function)
 
 
-def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
-    """The same, with some of the function's globals set to values that the compiler then knows."""
-    import numba
+def calling(
+    function: Callable[..., Any], compile: Callable[..., Callable[..., Any]], **constants: Any
+) -> Callable[..., Any]:
+    """A copy of a plain function that calls compiled functions instead of plain ones of this package.
 
+    Some of its globals are set to `constants`, and so are those of its callees that have a global of that name.
+    """
     scope = {**function.__globals__, **constants}
     for name in function.__code__.co_names:
         callee = scope.get(name)
         if isinstance(callee, types.FunctionType) and callee.__module__.startswith("vsgd."):
-            scope[name] = compiled(callee)
-    clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
-    return numba.njit(clone, nogil=True, error_model="numpy")
+            scope[name] = compile(callee, **{n: value for n, value in constants.items() if n in callee.__globals__})
+    return types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+
+
+@once
+def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
+    """The same, with some globals set to values that the compiler then knows."""
+    import numba
+
+    return numba.njit(calling(function, compiled_with, **constants), nogil=True, error_model="numpy")  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -47,17 +74,17 @@ def cache_folder() -> Path:
     return Path(home) / "vsgd" / digest[:16]
 
 
-@functools.cache
-def kept(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`compiled`, and stored on disk: for functions that take seconds to compile."""
+@once
+def kept(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
+    """`compiled_with`, and stored on disk: for functions that take seconds to compile."""
     import numba.core.config
 
-    dispatcher: Any = compiled(function)
+    dispatcher: Any = compiled_with(function, **constants)
     config: Any = numba.core.config
     before = config.CACHE_DIR
     with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: compile anew each time
         try:
-            config.CACHE_DIR = str(cache_folder())
+            config.CACHE_DIR = str(cache_folder() / hashlib.sha256(repr(constants).encode()).hexdigest()[:16])
             dispatcher.enable_caching()
         finally:
             config.CACHE_DIR = before

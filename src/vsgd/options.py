@@ -18,7 +18,7 @@ class Options(NamedTuple):
         normalize_curvature: whether noisy curvature counts for more, h̄ = v̄^fd / h̄^fd, or h̄ is taken as it is.
         slow_start: v̄ and v̄^fd are multiplied by this at the end of the bootstrap (1 in the paper).
         memory_limit: τ grows no further than the larger of this and √seen; 0, as in the paper, is no limit.
-        column_probe: whether the shift δ is sized by the data of a column, or δ = ḡ as in the paper.
+        column_probe: whether curvature is taken row by row, as `vsgd.probe` says, or at δ = ḡ as in the paper.
         caution: share of |∇/δ| added to a curvature, since a kink may lie just beyond the shift (0 in the paper).
         tensor_probe: size of the shift δ as a share of the root mean square of its tensor, with a random sign for each
             coordinate; 0, as in the paper, is δ = ḡ.
@@ -51,7 +51,15 @@ PAPER = Options()
 VSGD_2012 = Options(detect_outliers=False, normalize_curvature=False)
 """vSGD, the predecessor: trusts the curvature it is given and every sample it sees."""
 
-COLUMNS = Options(epsilon=1e-100, memory=10.0, slow_start=10.0, memory_limit=100.0, column_probe=True, caution=0.1)
+COLUMNS = Options(
+    epsilon=1e-100,
+    bootstrap=0.0,
+    memory=1.0,
+    normalize_curvature=False,
+    memory_limit=100.0,
+    column_probe=True,
+    caution=0.1,
+)
 """For linear models: no constant in it has the unit of a feature or of the loss, so neither matters."""
 
 NETWORKS = Options(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vsgd.options import PAPER, Options
-from vsgd.rule import Array, State, bootstrap_weight
+from vsgd.rule import Array, State, bootstrap_weight, noise, share
 
 MULTIPLIER = 0x2545F4914F6CDD1D
 """Odd, with bits well spread: multiplying by it mixes those of a number."""
@@ -18,13 +18,23 @@ def shift(state: State, grad: Array, count: Array, options: Options = PAPER) -> 
     return mean + (mean >= 0) * options.epsilon - (mean < 0) * options.epsilon
 
 
-def column_shift(rms: Array, unit: Array, sign: Array) -> Array:
-    """δ = ± unit / RMS, the root mean square of the non-zero values of a column: it moves the output by a unit.
+def column_shift(state: State, count: Array, largest: Array, options: Options) -> Array:
+    """δ = √s / the largest |x| of a column, where s is the share of signal: how far one step takes a coordinate.
 
-    All columns then disturb the output alike, whatever they are measured in. The signs are drawn at random, so that
-    the columns of a row neither all add up nor all cancel.
+    A gradient moves it s of the way to its optimum on average, but √s of it as a root mean square, noise included.
+    An average over τ samples leaves 1/τ of the noise in doubt, so what is hardly known may go all the way.
     """
-    return sign * unit / rms
+    signal = share(count * (state.mean.grad * state.mean.grad), noise(state.mean, options))
+    return (signal + (1 - signal) / state.memory) ** 0.5 / largest
+
+
+def column_curvature(row_curvature: Array, x: Array, largest: Array, others: Array) -> Array:
+    """Curvature of one sample in θ_i when the other coordinates of its row move too, all to the same side.
+
+    `row_curvature` is that of the loss in the output, `others` the sum of |x_k| δ_k over the rest of the row. Were all
+    shares 1, the steps of a row would add up to no more than the one that is best for it.
+    """
+    return row_curvature * (x * x + abs(x) * largest * others)
 
 
 def random_sign(index: Array, seed: Array) -> Array:

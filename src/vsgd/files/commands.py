@@ -13,7 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from vsgd.errors import UserError
-from vsgd.files.reading import Chunk, chunks, examples, is_svmlight, table_rows
+from vsgd.files.reading import Chunk, chunks, good_examples, is_svmlight, table_rows
 from vsgd.files.schema import BadRow, Schema, infer
 from vsgd.files.storage import Trained, load, save, task_of
 from vsgd.linear import CLASSIFICATION, Training, as_rows, new_model, train_on
@@ -35,9 +35,7 @@ def scan(arguments: argparse.Namespace) -> Scan:
     """A first pass over the file: what its columns are, which classes there are, and whether its lines are good."""
     path = arguments.data
     if is_svmlight(path):
-        good_examples = (example for _, example in examples(path, None, True) if not isinstance(example, BadRow))
-        widest = max((max(example.columns, default=-1) for example in good_examples), default=-1)
-        schema = Schema("svmlight", "", [], [], [], 0, widest + 1)
+        schema = Schema("svmlight", "", [], [], [], 0, 0)
     else:
         if arguments.target is None:
             raise UserError("--target must name the column to predict")
@@ -47,16 +45,19 @@ def scan(arguments: argparse.Namespace) -> Scan:
             raise UserError(f"{path} has no rows")
         schema = infer(first, arguments.target, arguments.text, arguments.category, arguments.hash_bits)
     targets: set[str] = set()
-    rows = 0
-    for chunk in chunks(path, schema, arguments.chunk_rows, arguments.skip_bad_lines):
-        rows += len(chunk.targets)
+    rows, columns = 0, schema.columns
+    for example in good_examples(path, schema, arguments.skip_bad_lines, need_target=True):
+        if example is None:
+            continue
+        rows += 1
+        columns = max(columns, int(example.columns.max(initial=-1)) + 1)
         if arguments.loss in CLASSIFICATION:
-            targets |= set(chunk.targets)
+            targets.add(example.target)
         if len(targets) > MOST_CLASSES:
             raise UserError(f"more than {MOST_CLASSES} classes; for numbers choose --loss squared_error")
     if arguments.loss in CLASSIFICATION and len(targets) < 2:
         raise UserError(f"{path} has {len(targets)} class in its targets; a classifier needs at least two")
-    return Scan(schema, sorted(targets), rows)
+    return Scan(schema._replace(columns=columns), sorted(targets), rows)
 
 
 def numeric_targets(chunk: Chunk, trained: Trained) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import zlib
@@ -13,7 +14,8 @@ import numpy as np
 from scipy import sparse
 
 from vsgd.errors import UserError
-from vsgd.files.schema import BadRow, Schema, encode, missing, number
+from vsgd.files.schema import BadRow, Example, Schema, encode, missing
+from vsgd.files.svmlight import examples_of
 
 SVMLIGHT = (".svm", ".libsvm", ".svmlight")
 
@@ -26,12 +28,6 @@ class Chunk(NamedTuple):
     skipped: int
 
 
-class Example(NamedTuple):
-    columns: list[int]
-    values: list[float]
-    target: str
-
-
 def suffix(path: Path) -> str:
     """What the file is, gzipped or not."""
     return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
@@ -41,16 +37,23 @@ def is_svmlight(path: Path) -> bool:
     return suffix(path) in SVMLIGHT
 
 
-def lines(path: Path) -> Iterator[str]:
+@contextlib.contextmanager
+def opened(path: Path, mode: str) -> Iterator[Any]:
+    """A file to read, gzipped or not. What goes wrong is told in one line."""
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            yield from file
+        with gzip.open(path, mode) if path.suffix == ".gz" else path.open(mode) as file:
+            yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserError(f"{path} is cut short or damaged: {error}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
+
+
+def lines(path: Path) -> Iterator[str]:
+    with opened(path, "rt") as file:
+        yield from file
 
 
 def table_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | BadRow]]:
@@ -76,30 +79,11 @@ def table_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | BadRow]]:
             yield reader.line_num, BadRow(f"{len(cells)} cells instead of {len(names)}")
 
 
-def svmlight_example(line: str) -> Example:
-    """`target index:value index:value ... # comment`."""
-    target, *cells = line.partition("#")[0].split()
-    columns, values = [], []
-    for cell in cells:
-        index, colon, value = cell.partition(":")
-        if index == "qid":
-            continue
-        if not colon or not index.isdecimal():
-            raise BadRow(f"{cell!r} is not index:value")
-        columns.append(int(index))
-        values.append(number(value, index))
-    return Example(columns, values, target)
-
-
-def examples(path: Path, schema: Schema | None, need_target: bool) -> Iterator[tuple[int, Example | BadRow]]:
-    """Line numbers and examples, or what is wrong with them. Without schema the file is svmlight."""
-    if schema is None or schema.format == "svmlight":
-        for i, line in enumerate(lines(path), start=1):
-            if line.partition("#")[0].strip():
-                try:
-                    yield i, svmlight_example(line)
-                except BadRow as bad:
-                    yield i, bad
+def examples(path: Path, schema: Schema, need_target: bool) -> Iterator[tuple[int, Example | BadRow]]:
+    """Line numbers and examples, or what is wrong with them."""
+    if schema.format == "svmlight":
+        with opened(path, "rb") as file:
+            yield from examples_of(file)
         return
     for i, row in table_rows(path):
         try:
@@ -111,19 +95,29 @@ def examples(path: Path, schema: Schema | None, need_target: bool) -> Iterator[t
                 )
             if need_target and not row[schema.target]:
                 raise BadRow(f"no value in the target column {schema.target!r}")
-            yield i, Example(*encode(row, schema), row.get(schema.target, ""))
+            columns, values = encode(row, schema)
+            yield i, Example(np.array(columns, np.int64), np.array(values), row.get(schema.target, ""))
         except BadRow as bad:
             yield i, bad
+
+
+def good_examples(path: Path, schema: Schema, skip_bad_lines: bool, need_target: bool) -> Iterator[Example | None]:
+    """Examples, and None for a line that cannot be read, unless that is an error."""
+    for line, example in examples(path, schema, need_target):
+        if not isinstance(example, BadRow):
+            yield example
+        elif skip_bad_lines:
+            yield None
+        else:
+            raise UserError(f"{path}, line {line}: {example} (--skip-bad-lines goes on without it)")
 
 
 def chunks(path: Path, schema: Schema, rows: int, skip_bad_lines: bool, need_target: bool = True) -> Iterator[Chunk]:
     """The file as matrices of at most so many rows. Columns that a model does not know are left out."""
     batch: list[Example] = []
     skipped = 0
-    for line, example in examples(path, schema, need_target):
-        if isinstance(example, BadRow):
-            if not skip_bad_lines:
-                raise UserError(f"{path}, line {line}: {example} (--skip-bad-lines goes on without it)")
+    for example in good_examples(path, schema, skip_bad_lines, need_target):
+        if example is None:
             skipped += 1
             continue
         batch.append(example)
@@ -136,8 +130,8 @@ def chunks(path: Path, schema: Schema, rows: int, skip_bad_lines: bool, need_tar
 
 def assemble(batch: list[Example], columns: int, skipped: int) -> Chunk:
     lengths = [len(example.columns) for example in batch]
-    indices = np.array([column for example in batch for column in example.columns], np.int64)
-    data = np.array([value for example in batch for value in example.values], np.float64)
+    indices = np.concatenate([np.empty(0, np.int64), *(example.columns for example in batch)])
+    data = np.concatenate([np.empty(0), *(example.values for example in batch)])
     indptr = np.cumsum([0, *lengths])
     width = max(columns, int(indices.max(initial=0)) + 1)
     X = sparse.csr_matrix((data, indices, indptr), shape=(len(batch), width))[:, :columns]

@@ -18,6 +18,14 @@ class BadRow(Exception):
     """A row that cannot be read; the reader knows its line."""
 
 
+class Example(NamedTuple):
+    """The elements of a row, and its target as it is written."""
+
+    columns: Any
+    values: Any
+    target: str
+
+
 class Schema(NamedTuple):
     """Numbers have a column each; categories and the words of a text are hashed into 2^hash_bits more.
 

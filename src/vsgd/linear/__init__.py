@@ -1,7 +1,7 @@
 """Linear models on sparse rows: the kernel under `vsgd.sklearn` and `vsgd fit`. NumPy and numba only."""
 
-from vsgd.linear.kernel import Model, new_model
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION, Task
+from vsgd.linear.model import Model, new_model
 from vsgd.linear.rows import Rows, as_rows, distinct
 from vsgd.linear.training import Training, learning_rates, train_on
 

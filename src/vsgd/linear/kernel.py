@@ -1,245 +1,210 @@
-"""One pass of minibatches over sparse rows, with the rule as the scalar body of the loop.
+"""One pass of minibatches over sparse rows, with the rule as the body of a loop over coordinates.
 
-Plain Python, compiled by `vsgd.kernels.compiled`. A column that no row of a minibatch touches is neither read
-nor written. What is known of a coordinate stands together: eight float64, one cache line if there is one output.
+Plain Python, compiled by `vsgd.kernels.compiled_with`. A column that no row of a minibatch touches is neither read nor
+written.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vsgd.linear.losses import Task, slopes
+from vsgd.linear.minibatch import Workspace, gather, load, moments_of, state_of, store
+from vsgd.linear.model import CURV, CURV_SQ, GRAD, GRAD_SQ, LARGEST, MEMORY, SEEN, THETA, Model
 from vsgd.linear.penalty import penalized, stop_at_zero
 from vsgd.linear.rows import Rows, scramble
-from vsgd.options import Options
-from vsgd.probe import cautious, column_shift, curvature, shift
-from vsgd.rule import Moments, State, step
+from vsgd.options import COLUMNS
+from vsgd.probe import cautious, column_curvature, column_shift, curvature, shift
+from vsgd.rule import step
 
-FIELDS = range(8)
-THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, SQUARES = FIELDS
-"""What the table has of a coordinate: θ, the four averages, τ, how many samples, and the sum of their x²."""
+OPTIONS = COLUMNS
+"""What the loops below are compiled with: as constants, so that whatever is switched off costs nothing."""
 
 ODD = np.uint64(0x9E3779B97F4A7C15)
 """Spreads consecutive columns over all 64-bit numbers before their bits are mixed."""
 
 
-class Model(NamedTuple):
-    """All that a linear model remembers, changed in place by `train`.
-
-    Attributes:
-        table: columns × 8 × outputs.
-        average: columns × outputs, the averaged θ; empty if there is no averaging.
-        residual: a typical |margin − target|, for losses that do not say what a margin of 1 means.
-        progress: a seed, minibatches and rows so far.
-    """
-
-    table: Any
-    average: Any
-    residual: Any
-    progress: Any
-
-
-def new_model(columns: int, outputs: int, task: Task, options: Options, seed: int) -> Model:
-    table = np.zeros((columns, len(FIELDS), outputs))
-    table[:, MEMORY] = options.memory
-    return Model(
-        table=table,
-        average=np.zeros((columns if task.average else 0, outputs)),
-        residual=np.zeros(1),
-        progress=np.array([seed, 0, 0], np.int64),
-    )
-
-
-class Workspace(NamedTuple):
-    """Room for one minibatch. A column has a slot in it, an entry is one non-zero element."""
-
-    slot_of: Any
-    column: Any
-    count: Any
-    squares: Any
-    moments: Any
-    delta: Any
-    entry_slot: Any
-    entry_value: Any
-    row_end: Any
-    margin: Any
-    slope: Any
-    shifted: Any
-
-
-def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
-    """Enough room for the longest rows to meet in one minibatch.
-
-    Indices are unsigned, which spares the compiled loops the question whether one counts from the end.
-    """
-    batch_size = min(batch_size, len(rows.length))
-    entries = int(np.sort(rows.length)[len(rows.length) - batch_size :].sum()) + batch_size
-    slots = min(columns, entries)
-    return Workspace(
-        slot_of=np.full(columns, -1, np.int64),
-        column=np.empty(slots, np.uint32),
-        count=np.empty(slots),
-        squares=np.empty(slots),
-        moments=np.empty((slots, 4, outputs)),
-        delta=np.empty((slots, outputs)),
-        entry_slot=np.empty(entries, np.uint32),
-        entry_value=np.empty(entries),
-        row_end=np.zeros(batch_size + 1, np.int64),
-        margin=np.empty((batch_size, outputs)),
-        slope=np.empty((batch_size, outputs)),
-        shifted=np.empty((batch_size, outputs)),
-    )
-
-
-def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
-    """Lay out the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
-
-    A column met for the first time gets a slot. How many slots there are.
-    """
-    slot_of, column_of, count, squares, moments = work.slot_of, work.column, work.count, work.squares, work.moments
+def evaluate(
+    first: int,
+    last: int,
+    direction: Any,
+    batch: Any,
+    targets: Any,
+    weights: Any,
+    task: Task,
+    work: Workspace,
+    slope: Any,
+) -> None:
+    """Add what `direction` does to the margins of some rows; slopes and losses there."""
     entry_slot, entry_value = work.entry_slot, work.entry_value
-    slots = 0
-    entry = 0
-    for i in range(len(batch)):
-        row = batch[i]
-        length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]
-        for t in range(length + intercept):
-            x: Any = 1.0
-            column: Any = len(slot_of) - 1
-            if t < length:
-                x, column = float(rows.data[data_start + t]), rows.indices[index_start + t]
-                if x == 0:
-                    continue
-            slot = slot_of[column]
-            if slot < 0:
-                slot = slots
-                slots += 1
-                slot_of[column] = slot
-                column_of[slot] = column
-                count[slot] = 0.0
-                squares[slot] = 0.0
-                for k in range(moments.shape[2]):
-                    for field in range(4):
-                        moments[slot, field, k] = 0.0
-            count[slot] += 1.0
-            squares[slot] += x * x
-            entry_slot[entry] = slot
-            entry_value[entry] = x
-            entry += 1
-        work.row_end[i + 1] = entry
-    return slots
-
-
-def state_of(table: Any, column: int, k: int) -> State:
-    return State(
-        mean=Moments(
-            grad=table[column, GRAD, k],
-            grad_sq=table[column, GRAD_SQ, k],
-            curv=table[column, CURV, k],
-            curv_sq=table[column, CURV_SQ, k],
-        ),
-        memory=table[column, MEMORY, k],
-        seen=table[column, SEEN, k],
-    )
-
-
-def evaluate(model: Model, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
-    """Margins and slopes at θ, and the sums of the gradients and of their squares. The loss of the minibatch."""
-    table, column, moments = model.table, work.column, work.moments
-    entry_slot, entry_value = work.entry_slot, work.entry_value
-    outputs = work.margin.shape[1]
-    loss = 0.0
-    for i in range(len(batch)):
+    outputs = np.uint64(work.margin.shape[1])
+    for i in range(first, last):
         for k in range(outputs):
             margin = 0.0
             for e in range(work.row_end[i], work.row_end[i + 1]):
-                margin += entry_value[e] * table[column[entry_slot[e]], THETA, k]
-            work.margin[i, k] = margin
-        loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.slope)
-        for e in range(work.row_end[i], work.row_end[i + 1]):
-            slot, x = entry_slot[e], entry_value[e]
-            for k in range(outputs):
-                grad = work.slope[i, k] * x
-                moments[slot, 0, k] += grad
-                moments[slot, 1, k] += grad * grad
-    return loss
+                margin += entry_value[e] * direction[entry_slot[e] * outputs + k]
+            work.margin[i, k] += margin
+        work.loss[i] = slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], slope)
 
 
-def choose_shifts(model: Model, slots: int, unit: float, task: Task, options: Options, work: Workspace) -> None:
-    """δ for every coordinate of the minibatch. Random signs depend on coordinate, minibatch and seed alone."""
-    moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
-    for s in range(slots):
-        column = work.column[s]
-        for k in range(work.delta.shape[1]):
-            state = state_of(model.table, column, k)
-            if options.column_probe:
-                coin = scramble(moment + np.uint64(column) * ODD + np.uint64(k + task.first_output))
-                squares = model.table[column, SQUARES, k] + work.squares[s]
-                rms = math.sqrt(squares / (state.seen + work.count[s]))
-                work.delta[s, k] = column_shift(rms, unit, 1.0 if coin & np.uint64(1) else -1.0)
-            else:
-                grad = work.moments[s, 0, k] / work.count[s]
-                work.delta[s, k] = shift(state, grad, work.count[s], options)
+def notice_largest(first: int, last: int, work: Workspace) -> None:
+    """Keep the largest |x| of some slots. θ shrinks when it grows, so that it adds no more to an output than before.
+
+    A column may be rounding noise for a long time, and then a number: its θ was learnt in another unit.
+    """
+    state = work.state
+    outputs = np.uint64(work.margin.shape[1])
+    for s in range(np.uint64(first), np.uint64(last)):
+        for c in range(s * outputs, (s + np.uint64(1)) * outputs):
+            before = state[LARGEST, c]
+            if work.largest[s] > before:
+                state[LARGEST, c] = work.largest[s]
+                if OPTIONS.column_probe:
+                    state[THETA, c] *= before / work.largest[s]
+        work.largest[s] = 0.0
 
 
-def probe(batch: Any, targets: Any, weights: Any, task: Task, options: Options, work: Workspace) -> None:
-    """Slopes at θ + δ, and the sums of the curvatures and of their squares."""
-    entry_slot, entry_value, deltas, moments = work.entry_slot, work.entry_value, work.delta, work.moments
-    outputs = work.margin.shape[1]
+def sum_gradients(batch: Any, slots: int, work: Workspace) -> None:
+    """Sums of the gradients, in place of δ, for those options that make δ of them."""
+    outputs = np.uint64(work.margin.shape[1])
+    work.delta[: slots * work.margin.shape[1]] = 0.0
     for i in range(len(batch)):
-        for k in range(outputs):
-            margin = work.margin[i, k]
-            for e in range(work.row_end[i], work.row_end[i + 1]):
-                margin += entry_value[e] * deltas[entry_slot[e], k]
-            work.margin[i, k] = margin
-        slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.shifted)
         for e in range(work.row_end[i], work.row_end[i + 1]):
-            slot, x = entry_slot[e], entry_value[e]
             for k in range(outputs):
-                # curvature per unit of shift; `update` divides by the shift, once for all samples
+                work.delta[work.entry_slot[e] * outputs + k] += work.slope[i, k] * work.entry_value[e]
+
+
+def choose_shifts(first: int, last: int, work: Workspace) -> None:
+    """δ for some coordinates."""
+    state, samples, delta = work.state, work.samples, work.delta
+    for c in range(np.uint64(first), np.uint64(last)):
+        if OPTIONS.column_probe:
+            delta[c] = column_shift(state_of(state, c), samples[c], state[LARGEST, c], OPTIONS)
+        else:
+            delta[c] = shift(state_of(state, c), delta[c] / samples[c], samples[c], OPTIONS)
+
+
+def probe_rows(
+    first: int,
+    last: int,
+    model: Model,
+    unit: float,
+    batch: Any,
+    targets: Any,
+    weights: Any,
+    task: Task,
+    work: Workspace,
+) -> None:
+    """Curvatures of some rows, from slopes where every output has moved by a unit; and how far their δ reach.
+
+    In regression the unit is a typical residual, or that of the row if it is larger. Random signs depend on the place
+    in the minibatch, the minibatch, the output and the seed alone.
+    """
+    entry_slot, entry_value = work.entry_slot, work.entry_value
+    outputs = np.uint64(work.margin.shape[1])
+    moment = np.uint64(model.progress[0]) + scramble(np.uint64(model.progress[1]))
+    for i in range(first, last):
+        size = unit
+        if not task.natural_unit:
+            size = max(unit, abs(work.margin[i, 0] - targets[batch[i]]))
+        for k in range(outputs):
+            coin = scramble(moment + np.uint64(i) * ODD + k + np.uint64(task.first_output))
+            work.margin[i, k] += size if coin & np.uint64(1) else -size
+        slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.shifted)
+        for k in range(outputs):
+            reach = 0.0
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                reach += abs(entry_value[e]) * work.delta[entry_slot[e] * outputs + k]
+            slope = work.slope[i, k]
+            work.reach[i, k] = reach
+            work.curvature[i, k] = cautious(curvature(slope, work.shifted[i, k], size), slope, size, OPTIONS)
+
+
+def sum_up(batch: Any, work: Workspace) -> None:
+    """Sums of gradients, of curvatures and of their squares. At δ = ḡ, curvature is per unit of shift here."""
+    moments, delta = work.moments, work.delta
+    outputs = np.uint64(work.margin.shape[1])
+    for i in range(len(batch)):
+        for e in range(work.row_end[i], work.row_end[i + 1]):
+            x = work.entry_value[e]
+            for k in range(outputs):
+                c = work.entry_slot[e] * outputs + k
                 grad = work.slope[i, k] * x
-                h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, options)
-                moments[slot, 2, k] += h
-                moments[slot, 3, k] += h * h
+                if OPTIONS.column_probe:
+                    others = max(0.0, work.reach[i, k] - abs(x) * delta[c])
+                    h = column_curvature(work.curvature[i, k], x, work.state[LARGEST, c], others)
+                else:
+                    h = cautious(curvature(grad, work.shifted[i, k] * x, 1.0), grad, 1.0, OPTIONS)
+                moments[0, c] += grad
+                moments[1, c] += grad * grad
+                moments[2, c] += h
+                moments[3, c] += h * h
 
 
-def update(model: Model, slots: int, task: Task, options: Options, work: Workspace) -> None:
-    """The rule, for every coordinate of the minibatch."""
-    table = model.table
-    for s in range(slots):
-        column, count = work.column[s], work.count[s]
-        work.slot_of[column] = -1
-        share = 1.0 / count
-        penalize = column < len(work.slot_of) - 1 or not task.intercept
-        for k in range(work.delta.shape[1]):
-            state = state_of(table, column, k)
-            old = table[column, THETA, k]
-            per_shift = 1.0 / abs(work.delta[s, k])
-            batch = Moments(
-                grad=work.moments[s, 0, k] * share,
-                grad_sq=work.moments[s, 1, k] * share,
-                curv=work.moments[s, 2, k] * share * per_shift,
-                curv_sq=work.moments[s, 3, k] * share * per_shift * per_shift,
-            )
-            if penalize and task.l1 + task.l2 > 0:
-                rarity = model.progress[2] / (state.seen + count)
-                batch = penalized(batch, old, task.l1 * rarity, task.l2 * rarity)
-            theta, state, _ = step(old, state, batch, count, options)
-            if penalize and task.l1 > 0:
-                theta = stop_at_zero(old, theta)
+def average(first: int, last: int, work: Workspace) -> None:
+    """Sums to averages over the samples, curvature divided by the shift if it is not yet."""
+    moments = work.moments
+    for c in range(np.uint64(first), np.uint64(last)):
+        share = 1.0 / work.samples[c]
+        per_shift = 1.0 if OPTIONS.column_probe else 1.0 / abs(work.delta[c])
+        moments[0, c] *= share
+        moments[1, c] *= share
+        moments[2, c] *= share * per_shift
+        moments[3, c] *= share * per_shift * per_shift
+
+
+def penalize(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
+    """Add the penalty to the averages; the intercept has none."""
+    outputs = work.margin.shape[1]
+    for s in range(first, last):
+        if work.column[s] == len(work.slot_of) - 1 and task.intercept:
+            continue
+        for c in range(s * outputs, (s + 1) * outputs):
+            rarity = model.progress[2] / (work.state[SEEN, c] + work.samples[c])
+            batch = penalized(moments_of(work, c), work.state[THETA, c], task.l1 * rarity, task.l2 * rarity)
+            for field in range(4):
+                work.moments[field, c] = batch[field]
+
+
+def update(first: int, last: int, work: Workspace) -> None:
+    """The rule, for some coordinates."""
+    state, samples = work.state, work.samples
+    for c in range(np.uint64(first), np.uint64(last)):
+        theta, new, _ = step(state[THETA, c], state_of(state, c), moments_of(work, c), samples[c], OPTIONS)
+        state[THETA, c] = theta
+        state[GRAD, c] = new.mean.grad
+        state[GRAD_SQ, c] = new.mean.grad_sq
+        state[CURV, c] = new.mean.curv
+        state[CURV_SQ, c] = new.mean.curv_sq
+        state[MEMORY, c] = new.memory
+        state[SEEN, c] = new.seen
+
+
+def smooth(first: int, last: int, model: Model, task: Task, work: Workspace) -> None:
+    """Stop at the kink of an L1 penalty, and average the iterates, if wanted."""
+    known = model.table.reshape(-1)
+    outputs = work.margin.shape[1]
+    for s in range(first, last):
+        column = work.column[s]
+        has_penalty = column < len(work.slot_of) - 1 or not task.intercept
+        for k in range(outputs):
+            c = s * outputs + k
+            if task.l1 > 0 and has_penalty:
+                work.state[THETA, c] = stop_at_zero(known[work.place[c]], work.state[THETA, c])
             if task.average:
-                model.average[column, k] += (theta - model.average[column, k]) / math.sqrt(state.seen)
-            table[column, THETA, k] = theta
-            table[column, GRAD, k] = state.mean.grad
-            table[column, GRAD_SQ, k] = state.mean.grad_sq
-            table[column, CURV, k] = state.mean.curv
-            table[column, CURV_SQ, k] = state.mean.curv_sq
-            table[column, MEMORY, k] = state.memory
-            table[column, SEEN, k] = state.seen
-            table[column, SQUARES, k] += work.squares[s]
+                off = work.state[THETA, c] - model.average[column, k]
+                model.average[column, k] += off / math.sqrt(work.state[SEEN, c])
+
+
+def total_loss(batch: Any, work: Workspace) -> float:
+    """Added up row by row, whether or not the caller is compiled; NumPy would take another order."""
+    total = 0.0
+    for i in range(len(batch)):
+        total += work.loss[i]
+    return total
 
 
 def typical_residual(model: Model, batch: Any, targets: Any, work: Workspace) -> Any:
@@ -259,19 +224,38 @@ def train(
     weights: Any,
     batch_size: int,
     task: Task,
-    options: Options,
     work: Workspace,
 ) -> float:
-    """Learn from the rows named by `order`. The total loss of each minibatch, before it was learnt from."""
+    """Learn from the rows named by `order`. The total loss of each minibatch, before it was learnt from.
+
+    What begins with 0 treats rows, slots or coordinates each by itself, and `vsgd.linear.threads` spreads it.
+    """
     loss = 0.0
     for start in range(0, len(order), batch_size):
         batch = order[start : start + batch_size]
         model.progress[1] += 1
         model.progress[2] += len(batch)
         slots = gather(rows, batch, task.intercept, work)
-        loss += evaluate(model, batch, targets, weights, task, work)
-        unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
-        choose_shifts(model, slots, unit, task, options, work)
-        probe(batch, targets, weights, task, options, work)
-        update(model, slots, task, options, work)
+        coordinates = slots * model.table.shape[2]
+        load(0, slots, model.table, work)
+        notice_largest(0, slots, work)
+        work.margin[:] = 0.0
+        evaluate(0, len(batch), work.state[THETA], batch, targets, weights, task, work, work.slope)
+        loss += total_loss(batch, work)
+        if OPTIONS.column_probe:
+            unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
+            choose_shifts(0, coordinates, work)
+            probe_rows(0, len(batch), model, unit, batch, targets, weights, task, work)
+        else:
+            sum_gradients(batch, slots, work)
+            choose_shifts(0, coordinates, work)
+            evaluate(0, len(batch), work.delta, batch, targets, weights, task, work, work.shifted)
+        sum_up(batch, work)
+        average(0, coordinates, work)
+        if task.l1 + task.l2 > 0:
+            penalize(0, slots, model, task, work)
+        update(0, coordinates, work)
+        if task.l1 > 0 or task.average:
+            smooth(0, slots, model, task, work)
+        store(0, coordinates, model.table, work)
     return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -9,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.kernels import kept
-from vsgd.linear import kernel
-from vsgd.linear.kernel import Model
+from vsgd.linear import kernel, threads
 from vsgd.linear.losses import Task, slopes
+from vsgd.linear.minibatch import workspace
+from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
 from vsgd.options import Options
 from vsgd.rule import Moments, rate
@@ -46,21 +48,22 @@ def join(model: Model, parts: list[Model]) -> None:
 def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
     """One pass over the rows in this order; the mean loss of the rows, each before it was learnt from.
 
-    Outputs that each tell one class from the rest share nothing, so threads take a few outputs each, and what comes
-    out does not depend on how many threads there are. Other problems run on one thread.
+    Outputs that each tell one class from the rest share nothing, so threads take a few outputs each. Otherwise they
+    share the rows of a minibatch, if there are enough. What comes out does not depend on how many threads there are.
     """
     outputs = model.table.shape[2]
     parts = min(training.threads, outputs) if training.task.one_vs_rest else 1
     models = split(model, parts) if parts > 1 else [model]
     first = np.cumsum([0] + [part.table.shape[2] for part in models])
-    run = kept(kernel.train)
+    run = kept(kernel.train, OPTIONS=training.options)
+    if parts == 1 < training.threads and training.batch_size >= threads.WORTHWHILE:
+        run = functools.partial(threads.train, training.threads, training.options)
 
     def work(i: int) -> float:
         table = models[i].table
-        space = kernel.workspace(rows, table.shape[0], table.shape[2], training.batch_size)
+        space = workspace(rows, table.shape[0], table.shape[2], training.batch_size)
         task = training.task._replace(first_output=int(first[i]))
-        loss = run(models[i], rows, order, targets, weights, training.batch_size, task, training.options, space)
-        return float(loss)
+        return float(run(models[i], rows, order, targets, weights, training.batch_size, task, space))
 
     if parts == 1:
         total = work(0)
@@ -73,19 +76,19 @@ def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, t
 
 def coefficients(model: Model, task: Task) -> Any:
     """θ, or its average over the updates; columns × outputs."""
-    return model.average if task.average else model.table[:, kernel.THETA]
+    return model.average if task.average else model.table[:, THETA]
 
 
 def learning_rates(model: Model, options: Options) -> Any:
     """η* of every coordinate for one more sample; 0 for those that have seen too few to learn."""
-    grad, grad_sq, curv, curv_sq = (model.table[:, field] for field in range(kernel.GRAD, kernel.CURV_SQ + 1))
-    learning = model.table[:, kernel.SEEN] >= options.bootstrap
+    grad, grad_sq, curv, curv_sq = (model.table[:, field] for field in range(GRAD, CURV_SQ + 1))
+    learning = model.table[:, SEEN] >= options.bootstrap
     return learning * rate(Moments(grad=grad, grad_sq=grad_sq, curv=curv, curv_sq=curv_sq), 1, options)
 
 
 def mostly_learns(model: Model, options: Options) -> bool:
     """Do most non-zero elements seen so far belong to coordinates that have seen enough to learn?"""
-    seen = model.table[:, kernel.SEEN]
+    seen = model.table[:, SEEN]
     return bool(seen[seen >= options.bootstrap].sum() > seen.sum() / 2)
 
 

@@ -44,7 +44,8 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         warm_start: whether `fit` goes on from the last fit.
         average: whether coefficients are averaged over the updates.
         random_state: seed of the order of samples and of the directions probed.
-        n_jobs: threads, for "ovr" with more than two classes. They do not change the result.
+        n_jobs: threads. They share the classes of "ovr", and otherwise the rows of a minibatch, if it has more than a
+            thousand. They do not change the result.
         verbose: whether to show a progress bar.
         options: constants of the method, `vsgd.COLUMNS` by default; `vsgd.PAPER` for the pseudocode to the letter.
 

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm.auto import tqdm
 
 from vsgd.linear import Task, Training, as_rows, distinct, learning_rates, new_model, train_on
-from vsgd.linear.kernel import FIELDS, THETA
+from vsgd.linear.model import FIELDS, THETA
 from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, shuffles
 from vsgd.options import COLUMNS
 
@@ -75,7 +75,7 @@ def ensure_model(estimator: Any, outputs: int, training: Training, keep: bool) -
         estimator.model_ = new_model(columns, outputs, training.task, training.options, seed)
         estimator.loss_curve_ = []
     model = estimator.model_
-    if model.table.shape != (columns, len(FIELDS), outputs):
+    if model.table.shape != (columns, FIELDS, outputs):
         raise ValueError("fit_intercept or the number of classes is not what the model was begun with")
     if training.task.average and model.average.shape[0] == 0:
         estimator.model_ = model._replace(average=model.table[:, THETA].copy())

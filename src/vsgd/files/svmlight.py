@@ -1,0 +1,202 @@
+"""Lines of an svmlight file: `target index:value index:value ... # comment`.
+
+Plain lines are read by compiled code, a block of the file at a time. Whatever is unusual in a line, a comment or a
+mistake, is left to `example_of`, which says what a line means.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from vsgd.files.schema import BadRow, Example, number
+from vsgd.kernels import kept
+
+BLOCK = 1 << 20
+"""Bytes read at a time."""
+
+TAB, NEWLINE, RETURN, SPACE, COMMENT, PLUS, MINUS, POINT, ZERO, NINE, COLON, LARGE_E, SMALL_E, TILDE = (
+    b"\t\n\r #+-.09:Ee~"
+)
+POWERS = tuple(10.0**n for n in range(23))
+"""Those that float64 has exactly."""
+LARGEST = 2**53
+"""Up to here float64 has every whole number."""
+
+
+def example_of(line: str) -> Example:
+    """What a line means."""
+    target, *cells = line.partition("#")[0].split()
+    columns, values = [], []
+    for cell in cells:
+        index, colon, value = cell.partition(":")
+        if index == "qid":
+            continue
+        if not colon or not index.isdecimal() or int(index) > LARGEST:
+            raise BadRow(f"{cell!r} is not index:value")
+        columns.append(int(index))
+        values.append(number(value, index))
+    return Example(np.array(columns, np.int64), np.array(values), target)
+
+
+class Parsed(NamedTuple):
+    """What compiled code found in a block.
+
+    Attributes:
+        target_start, target_end: where the target of a line stands; −1 if the line is not a plain one.
+        line_end: where the next line begins.
+        row_end: how many elements there are up to here.
+        columns, values: the elements.
+        value_start, value_end: where a value stands that came out as NaN, because it has too many digits.
+    """
+
+    target_start: Any
+    target_end: Any
+    line_end: Any
+    row_end: Any
+    columns: Any
+    values: Any
+    value_start: Any
+    value_end: Any
+
+
+def is_blank(byte: int) -> bool:
+    return byte == SPACE or TAB <= byte <= RETURN
+
+
+def read_digits(text: Any, at: int, whole: int) -> tuple[int, int]:
+    """Go on with a whole number: where it ends, and what it is, or at least that it is larger than `LARGEST`."""
+    while ZERO <= text[at] <= NINE:
+        if whole <= LARGEST:
+            whole = whole * 10 + (text[at] - ZERO)
+        at += 1
+    return at, whole
+
+
+def read_value(text: Any, at: int) -> tuple[int, float]:
+    """A decimal number: where it ends, −1 if it is none, and its float64, NaN if that takes more than one rounding."""
+    sign = -1.0 if text[at] == MINUS else 1.0
+    if text[at] == MINUS or text[at] == PLUS:
+        at += 1
+    start, exponent = at, 0
+    at, whole = read_digits(text, at, 0)
+    digits = at - start
+    if text[at] == POINT:
+        start = at + 1
+        at, whole = read_digits(text, start, whole)
+        digits, exponent = digits + at - start, start - at
+    if digits == 0:
+        return -1, 0.0
+    if text[at] == LARGE_E or text[at] == SMALL_E:
+        at += 1
+        direction = -1 if text[at] == MINUS else 1
+        if text[at] == MINUS or text[at] == PLUS:
+            at += 1
+        start = at
+        at, power = read_digits(text, at, 0)
+        if at == start:
+            return -1, 0.0
+        exponent += direction * power
+    if whole > LARGEST or abs(exponent) >= len(POWERS):
+        return at, math.nan
+    return at, sign * (whole / POWERS[-exponent] if exponent < 0 else whole * POWERS[exponent])
+
+
+def read_line(text: Any, at: int, line: int, entry: int, out: Parsed) -> int:
+    """Read the line that begins `at`; how many elements there are now, or −1 if it is not a plain one."""
+    while text[at] != NEWLINE and is_blank(text[at]):
+        at += 1
+    out.target_start[line] = at
+    while SPACE < text[at] <= TILDE and text[at] != COMMENT:
+        at += 1
+    out.target_end[line] = at
+    while is_blank(text[at]):
+        if text[at] == NEWLINE:
+            return entry
+        at += 1
+        if not is_blank(text[at]):
+            end, column = read_digits(text, at, 0)
+            if end == at or text[end] != COLON or column > LARGEST:
+                return -1
+            start = end + 1
+            at, value = read_value(text, start)
+            if at < 0:
+                return -1
+            out.columns[entry], out.values[entry] = column, value
+            out.value_start[entry], out.value_end[entry] = start, at
+            entry += 1
+    return -1
+
+
+def parse(text: Any, out: Parsed) -> int:
+    """Read the lines of a block, each with its newline; how many elements they have. Compiled."""
+    at, entry = 0, 0
+    for line in range(len(out.line_end)):
+        end = read_line(text, at, line, entry, out)
+        if end < 0:
+            out.target_start[line] = -1
+        else:
+            entry = end
+        while text[at] != NEWLINE:
+            at += 1
+        at += 1
+        out.line_end[line] = at
+        out.row_end[line] = entry
+    return entry
+
+
+def parsed(block: bytes) -> Parsed:
+    """The lines of a block, whose last must have its newline."""
+    lines, elements = block.count(b"\n"), block.count(b":")
+    of_line, of_value = np.empty((4, lines), np.int64), np.empty((2, elements), np.int64)
+    out = Parsed(
+        target_start=of_line[0],
+        target_end=of_line[1],
+        line_end=of_line[2],
+        row_end=of_line[3],
+        columns=np.empty(elements, np.int64),
+        values=np.empty(elements),
+        value_start=of_value[0],
+        value_end=of_value[1],
+    )
+    found = kept(parse)(np.frombuffer(block, np.uint8), out)
+    for e in np.flatnonzero(np.isnan(out.values[:found])).tolist():
+        out.values[e] = float(block[out.value_start[e] : out.value_end[e]])
+    infinite = np.flatnonzero(np.isinf(out.values[:found]))
+    out.target_start[np.searchsorted(out.row_end, infinite, side="right")] = -1
+    return out
+
+
+def blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """The file in pieces of whole lines."""
+    rest = b""
+    while block := file.read(BLOCK):
+        whole, newline, rest = (rest + block).rpartition(b"\n")
+        if newline:
+            yield whole + newline
+    if rest:
+        yield rest + b"\n"
+
+
+def examples_of(file: IO[bytes]) -> Iterator[tuple[int, Example | BadRow]]:
+    """Line numbers and examples, or what is wrong with them. Empty lines are passed over."""
+    line = 0
+    for block in blocks(file):
+        found = parsed(block)
+        start, first = 0, 0
+        for target_start, target_end, end, last in zip(*(array.tolist() for array in found[:4]), strict=True):
+            line += 1
+            if target_start < 0:
+                text = block[start:end].decode()
+                if text.partition("#")[0].strip():
+                    try:
+                        yield line, example_of(text)
+                    except BadRow as bad:
+                        yield line, bad
+            elif target_start < target_end:
+                target = block[target_start:target_end].decode()
+                yield line, Example(found.columns[first:last], found.values[first:last], target)
+            start, first = end, last

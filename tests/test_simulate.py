@@ -9,13 +9,34 @@ import pytest
 import reference
 
 from vsgd.bench import baselines
-from vsgd.bench.baselines import adagrad, adam, natural_gradient, oracle, sgd, sgd_qn, sharing, vsgd, vsgd_fd
+from vsgd.bench.baselines import (
+    adagrad,
+    adam,
+    natural_gradient,
+    oracle,
+    sgd,
+    sgd_qn,
+    sharing,
+    vsgd,
+    vsgd_fd,
+    vsgd_networks,
+)
 from vsgd.bench.problems import Elementary, rotated_quadratic
 from vsgd.bench.simulate import draw_noise, powers_of_two, simulate, simulate_vectorised
 from vsgd.blocks import shared
 
 SHAPES = ("quad", "abs", "rectlin", "gauss")
-ALGORITHMS = [sgd(0.1), sgd(1.0, 1.0), adagrad(0.1), natural_gradient(0.1), sgd_qn(), adam(0.1), vsgd(), vsgd_fd()]
+ALGORITHMS = [
+    sgd(0.1),
+    sgd(1.0, 1.0),
+    adagrad(0.1),
+    natural_gradient(0.1),
+    sgd_qn(),
+    adam(0.1),
+    vsgd(),
+    vsgd_fd(),
+    vsgd_networks(),
+]
 
 
 @pytest.mark.parametrize("presence", [1.0, 0.3], ids=["dense", "sparse"])
@@ -144,3 +165,22 @@ class TestRotated:
     def test_learns_though_coordinates_interfere(self, algorithm):
         initial = self.problem.excess_loss(np.ones(8))
         assert self.final(algorithm) < 0.05 * initial
+
+
+def test_the_default_for_networks_stays_in_the_bowl_that_the_paper_leaves():
+    problem = Elementary("gauss", 10.0, 0.1)
+    noise = draw_noise(0, range(100), 1024, 1)
+    left = {}
+    for algorithm in (vsgd_fd(), vsgd_networks()):
+        start, end = problem.excess_loss(simulate(problem, algorithm, noise, [0, 1024]).theta).T
+        left[algorithm.name] = np.median(end) / np.median(start)
+    assert left["vSGD-fd"] > 1
+    assert left["vSGD, networks"] < 0.01
+
+
+def test_the_default_for_networks_does_not_know_the_scale_of_the_loss():
+    noise = draw_noise(0, range(10), 256, 1)
+    small, large = (
+        simulate(Elementary("quad", scale, 1.0), vsgd_networks(), noise, [256]).theta for scale in (1e-3, 1e3)
+    )
+    np.testing.assert_allclose(small, large, rtol=1e-6)

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from vsgd.options import PAPER, VSGD_2012, Options
+import numpy as np
+
+from vsgd.options import NETWORKS, PAPER, VSGD_2012, Options
+from vsgd.probe import random_sign, tensor_shift
 from vsgd.probe import shift as probe_shift
-from vsgd.rule import Array, Moments, State
+from vsgd.rule import Array, Moments, State, averaging_weight
 from vsgd.rule import init as rule_init
 from vsgd.rule import step as rule_step
 
@@ -19,9 +22,16 @@ NO_CURVATURE, SAMPLE_CURVATURE, SHIFTED_GRADIENT = range(3)
 
 EPSILON = 1e-8
 
+SMALLEST = 1e-3
+"""A parameter closer to zero is shifted as if it were this far, as in `vsgd.torch`."""
+
 
 def no_shift(state: Any, grad: Array, count: Array, t: int, params: Any) -> Array:
     return grad
+
+
+def as_it_is(theta: Array, state: Any) -> Array:
+    return theta
 
 
 class Algorithm(NamedTuple):
@@ -36,8 +46,10 @@ class Algorithm(NamedTuple):
     curvature: int = NO_CURVATURE
     shift: Callable[..., Any] = no_shift
     """(state, grad, count, t, params) → δ; asked only with SHIFTED_GRADIENT"""
-    bootstrap: bool = False
-    """Whether it looks at a few samples before the first update."""
+    bootstrap: float = 0.0
+    """How many samples it looks at before the first update."""
+    look: Callable[..., Any] = as_it_is
+    """(theta, state) → the parameter to judge it by"""
 
 
 class Decay(NamedTuple):
@@ -156,12 +168,61 @@ def vsgd_update(theta: Array, state: State, batch: Moments, count: Array, t: int
 
 def vsgd_fd(options: Options = PAPER) -> Algorithm:
     """Algorithm 1."""
-    return Algorithm("vSGD-fd", options, rule_init, vsgd_update, SHIFTED_GRADIENT, vsgd_shift, bootstrap=True)
+    return Algorithm("vSGD-fd", options, rule_init, vsgd_update, SHIFTED_GRADIENT, vsgd_shift, options.bootstrap)
 
 
 def vsgd(options: Options = VSGD_2012) -> Algorithm:
     """The predecessor, which takes each sample's own curvature."""
-    return Algorithm("vSGD", options, rule_init, vsgd_update, SAMPLE_CURVATURE, vsgd_shift, bootstrap=True)
+    return Algorithm("vSGD", options, rule_init, vsgd_update, SAMPLE_CURVATURE, vsgd_shift, options.bootstrap)
+
+
+class Averaged(NamedTuple):
+    """What the default for networks remembers of a coordinate."""
+
+    inner: State
+    iterate: Array
+    average: Array
+
+
+def averaged_init(theta: Array, params: Options) -> Averaged:
+    return Averaged(inner=rule_init(theta, params), iterate=theta, average=theta)
+
+
+def averaged_look(theta: Array, state: Averaged) -> Array:
+    return state.average
+
+
+def averaged_shift(state: Averaged, grad: Array, count: Array, t: int, params: Options) -> Array:
+    typical = abs(state.iterate)
+    typical = typical + (typical < SMALLEST) * (SMALLEST - typical)
+    return tensor_shift(params.tensor_probe * typical, random_sign(np.int64(t), np.int64(0)))
+
+
+def averaged_update(theta: Array, state: Averaged, batch: Moments, count: Array, t: int, params: Options) -> Any:
+    """The rule, its curvature seen at some steps only, and the average of where it went."""
+    known = state.inner.mean
+    due = (t % params.curvature_every == 0) | (state.inner.seen < params.bootstrap)
+    curv = known.curv + due * (batch.curv - known.curv)
+    curv_sq = known.curv_sq + due * (batch.curv_sq - known.curv_sq)
+    weight = averaging_weight(state.inner.seen, count, params)
+    seen = Moments(grad=batch.grad, grad_sq=batch.grad_sq, curv=curv, curv_sq=curv_sq)
+    theta, inner, info = rule_step(theta, state.inner, seen, count, params)
+    average = state.average + weight * (theta - state.average)
+    return theta, Averaged(inner=inner, iterate=theta, average=average), info.rate
+
+
+def vsgd_networks(options: Options = NETWORKS) -> Algorithm:
+    """What networks are trained with by default, for a tensor of one coordinate: it has no neighbours."""
+    return Algorithm(
+        "vSGD, networks",
+        options,
+        averaged_init,
+        averaged_update,
+        SHIFTED_GRADIENT,
+        averaged_shift,
+        options.bootstrap,
+        averaged_look,
+    )
 
 
 def sharing(algorithm: Algorithm, share: Callable[[Moments], Moments], name: str) -> Algorithm:

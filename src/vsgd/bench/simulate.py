@@ -87,9 +87,10 @@ def simulate(
         compiled(algorithm.init),
         compiled(algorithm.update),
         compiled(algorithm.shift),
+        compiled(algorithm.look),
         algorithm.params,
         algorithm.curvature,
-        algorithm.bootstrap,
+        _start(algorithm, noise),
         problem.code,
         problem.scale,
         problem.sigma,
@@ -102,6 +103,11 @@ def simulate(
         track.rate,
     )
     return track
+
+
+def _start(algorithm: Algorithm, noise: Noise) -> int:
+    """The first minibatch that an algorithm is shown: those before the first update are a bootstrap."""
+    return noise.lead - min(noise.lead, -int(-algorithm.bootstrap // noise.normal.shape[2]))
 
 
 def _padded(centers: Any, noise: Noise) -> Any:
@@ -120,20 +126,21 @@ def simulate_vectorised(
     theta, rate = np.full(shape, START), np.zeros(shape)
     state = algorithm.init(theta, algorithm.params)
     centers = _padded(centers, noise)
-    start = 0 if algorithm.bootstrap else noise.lead
+    start = _start(algorithm, noise)
     dense = noise.present.all()
     with np.errstate(all="ignore"):
         for i in range(start, noise.lead + noise.updates):
             t = i - noise.lead
             if t in checkpoints:
-                thetas[..., checkpoints.index(t)], rates[..., checkpoints.index(t)] = theta, rate
+                thetas[..., checkpoints.index(t)] = algorithm.look(theta, state)
+                rates[..., checkpoints.index(t)] = rate
             sample = centers[i] + problem.sigma * noise.normal[:, i]
             present = None if dense else noise.present[:, i]
             batch, count = _batch_moments(problem, algorithm, theta, state, sample, present, t)
             theta, state, rate = algorithm.update(theta, state, batch, count, t, algorithm.params)
             theta = np.where(abs(theta) < DIVERGED, theta, np.inf)
     if noise.updates in checkpoints:
-        thetas[..., -1], rates[..., -1] = theta, rate
+        thetas[..., -1], rates[..., -1] = algorithm.look(theta, state), rate
     return Track(theta=thetas, rate=rates)
 
 
@@ -165,9 +172,10 @@ def _fused_runs(
     init: Any,
     update: Any,
     shift: Any,
+    look: Any,
     params: Any,
     curvature_kind: int,
-    bootstrap: bool,
+    start: int,
     # the problem and its samples
     shape: int,
     scale: float,
@@ -189,10 +197,10 @@ def _fused_runs(
         rate = 0.0
         state = init(theta, params)
         mark = 0
-        for i in range(0 if bootstrap else lead, batches):
+        for i in range(start, batches):
             t = i - lead
             if mark < len(checkpoints) and t == checkpoints[mark]:
-                thetas[run, mark], rates[run, mark] = theta, rate
+                thetas[run, mark], rates[run, mark] = look(theta, state), rate
                 mark += 1
             count, grad, grad_sq, curv, curv_sq = 0.0, 0.0, 0.0, 0.0, 0.0
             distance = theta - centers[i]
@@ -223,4 +231,4 @@ def _fused_runs(
                 break
         else:
             if mark < len(checkpoints):
-                thetas[run, mark], rates[run, mark] = theta, rate
+                thetas[run, mark], rates[run, mark] = look(theta, state), rate

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from vsgd.bench.compare.curves import draw_profiles, png
 from vsgd.bench.compare.pages import ABLATED, STRESS, html, markdown, page
 from vsgd.bench.compare.rivals import ABLATIONS, RIVALS, Rival
 from vsgd.bench.compare.stress import stress_table, stress_workloads
@@ -45,8 +46,8 @@ class Plan(NamedTuple):
     rivals: tuple[Rival, ...]
     seeds: int
     out: Path
-    pages: Callable[[Table], dict[str, str]]
-    """The text of each file to write."""
+    pages: Callable[[Table], dict[str, str | bytes]]
+    """What to write to each file."""
 
 
 def plan(arguments: argparse.Namespace) -> Plan:
@@ -61,8 +62,9 @@ def plan(arguments: argparse.Namespace) -> Plan:
     return Plan(WORKLOADS, RIVALS, 5, out, partial(whole_pages, False))
 
 
-def whole_pages(quick: bool, table: Table) -> dict[str, str]:
-    return {"results.md": markdown(table, quick), "index.html": html(table, quick)}
+def whole_pages(quick: bool, table: Table) -> dict[str, str | bytes]:
+    profiles = png(draw_profiles(table, "updates"))
+    return {"results.md": markdown(table, quick), "profiles.png": profiles, "index.html": html(table, quick)}
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -77,4 +79,4 @@ def compare(arguments: argparse.Namespace) -> None:
     pages = everything.pages(assemble(everything.workloads, everything.rivals, seeds, out))
     for name, text in pages.items():
         write_whole(out / name, text)
-    print("wrote " + " and ".join(str(out / name) for name in pages))
+    print("wrote " + ", ".join(str(out / name) for name in pages))

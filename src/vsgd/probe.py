@@ -52,6 +52,11 @@ def tensor_shift(size: Array, coin: Array) -> Array:
     return (coin == 1) * size - (coin == 0) * size
 
 
+def guessed_curvature(curv: Array, grad: Array, size: Array) -> Array:
+    """|ḡ|/|δ| where nobody has seen any curvature, so that a step is no longer than the shift; 0 elsewhere."""
+    return (curv == 0) * (abs(grad) / size)
+
+
 def curvature(grad: Array, shifted_grad: Array, delta: Array) -> Array:
     """h^fd = |(∇_θ − ∇_{θ+δ}) / δ| of one sample (eq. 6)."""
     return abs((grad - shifted_grad) / delta)

@@ -113,10 +113,10 @@ def rate(mean: Moments, count: Array, options: Options = PAPER, neighbours: Neig
     shows (almost) no curvature of its own, that of its `neighbours` decides.
     """
     reliable = share(count * (mean.grad * mean.grad), noise(mean, options))
+    if neighbours is not None and options.neighbours > 0:
+        return reliable * (mean.curv + neighbours.curv) / (mean.curv_sq + neighbours.curv_sq + options.epsilon)
     if options.normalize_curvature:
-        curv = mean.curv if neighbours is None else mean.curv + neighbours.curv
-        curv_sq = mean.curv_sq if neighbours is None else mean.curv_sq + neighbours.curv_sq
-        return reliable * (curv + options.epsilon) / (curv_sq + options.epsilon)
+        return reliable * (mean.curv + options.epsilon) / (mean.curv_sq + options.epsilon)
     return reliable / (abs(mean.curv) + options.epsilon)
 
 

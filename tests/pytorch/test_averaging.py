@@ -193,3 +193,27 @@ def test_the_scale_of_the_loss_does_not_matter(scale):
         model = network(torch.float64)
         tracks.append(weights(train(model, VSGD(model.parameters()), range(100), scale=factor)))
     torch.testing.assert_close(*tracks, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_nor_where_nobody_has_seen_any_curvature(scale):
+    """A loss without curvature: a step is then no longer than the shift, whatever the gradient."""
+    tracks = []
+    for factor in (1.0, scale):
+        theta = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        opt = VSGD([theta])
+        for step in range(30):
+            before = opt.state[theta].get("iterate", theta).detach().clone()
+
+            def closure(factor=factor, theta=theta, opt=opt):
+                opt.zero_grad()
+                loss = factor * theta.sum()
+                loss.backward()
+                return loss
+
+            opt.step(closure)
+            moved = (opt.state[theta]["iterate"] - before).abs()
+            assert moved.max() <= 0.031 * before.square().mean().sqrt(), step
+        tracks.append(theta.detach().clone())
+    torch.testing.assert_close(*tracks, rtol=1e-9, atol=1e-12)
+    assert (tracks[0] < 0.9).all()

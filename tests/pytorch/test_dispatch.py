@@ -64,7 +64,7 @@ def test_whole_tensors_equal_the_loops(options, kind, shape, by_torch):
         function = torch.compile(update_whole, dynamic=True, fullgraph=True, backend="aot_eager")
     whole, whole_slots = theta.clone(), copied(slots)
     tensors = Scale(*(torch.tensor(value, dtype=theta.dtype) for value in SCALE))
-    neighbours = neighbours_of(slots, options)
+    neighbours = neighbours_of(theta, slots, options)
     got = function(READERS[kind], source, whole, saved, whole_slots, counts, neighbours, tensors, options)
     whole_slots.seen.add_(counts)
     torch.testing.assert_close((whole, whole_slots), (looped, looped_slots), rtol=1e-12, atol=1e-12)
@@ -152,7 +152,7 @@ def test_steps_do_not_compile_anew():
             theta - 0.1,
             slots,
             counts + step,
-            neighbours_of(slots, PAPER),
+            neighbours_of(theta, slots, PAPER),
             scale,
             PAPER,
         )

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.options import NETWORKS, PAPER, VSGD_2012, Options
-from vsgd.probe import random_sign, tensor_shift
+from vsgd.probe import guessed_curvature, random_sign, tensor_shift
 from vsgd.probe import shift as probe_shift
-from vsgd.rule import Array, Moments, State, averaging_weight
+from vsgd.rule import Array, Moments, Neighbours, State, averaging_weight
 from vsgd.rule import init as rule_init
 from vsgd.rule import step as rule_step
 
@@ -192,10 +192,13 @@ def averaged_look(theta: Array, state: Averaged) -> Array:
     return state.average
 
 
-def averaged_shift(state: Averaged, grad: Array, count: Array, t: int, params: Options) -> Array:
+def averaged_size(state: Averaged, params: Options) -> Array:
     typical = abs(state.iterate)
-    typical = typical + (typical < SMALLEST) * (SMALLEST - typical)
-    return tensor_shift(params.tensor_probe * typical, random_sign(np.int64(t), np.int64(0)))
+    return params.tensor_probe * (typical + (typical < SMALLEST) * (SMALLEST - typical))
+
+
+def averaged_shift(state: Averaged, grad: Array, count: Array, t: int, params: Options) -> Array:
+    return tensor_shift(averaged_size(state, params), random_sign(np.int64(t), np.int64(0)))
 
 
 def averaged_update(theta: Array, state: Averaged, batch: Moments, count: Array, t: int, params: Options) -> Any:
@@ -206,13 +209,15 @@ def averaged_update(theta: Array, state: Averaged, batch: Moments, count: Array,
     curv_sq = known.curv_sq + due * (batch.curv_sq - known.curv_sq)
     weight = averaging_weight(state.inner.seen, count, params)
     seen = Moments(grad=batch.grad, grad_sq=batch.grad_sq, curv=curv, curv_sq=curv_sq)
-    theta, inner, info = rule_step(theta, state.inner, seen, count, params)
+    guess = guessed_curvature(known.curv, known.grad, averaged_size(state, params))
+    own = Neighbours(params.neighbours * (known.curv + guess), params.neighbours * (known.curv_sq + guess * guess))
+    theta, inner, info = rule_step(theta, state.inner, seen, count, params, None, own)
     average = state.average + weight * (theta - state.average)
     return theta, Averaged(inner=inner, iterate=theta, average=average), info.rate
 
 
 def vsgd_networks(options: Options = NETWORKS) -> Algorithm:
-    """What networks are trained with by default, for a tensor of one coordinate: it has no neighbours."""
+    """What networks are trained with by default, for a tensor of one coordinate: it has no neighbours but itself."""
     return Algorithm(
         "vSGD, networks",
         options,

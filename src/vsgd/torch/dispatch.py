@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from vsgd.kernels import compiled, compiled_with
 from vsgd.options import Options
-from vsgd.probe import random_sign, shift, tensor_shift
+from vsgd.probe import guessed_curvature, random_sign, shift, tensor_shift
 from vsgd.rule import Neighbours
 from vsgd.torch.update import READERS, Probe, Scale, Slots, advance, each_tensor, keep, load, shift_loop, update_loop
 
@@ -30,8 +31,7 @@ def shift_tensor(
     theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options, seed: int = 0
 ) -> None:
     """Add δ to `theta`, rows × columns, in place, and keep what it was in `saved`. `seed` is of its random signs."""
-    typical = torch.linalg.vector_norm(theta) / max(theta.numel(), 1) ** 0.5
-    size = options.tensor_probe * typical.clamp(min=SMALLEST)
+    size = probe_size(theta, options)
     if theta.is_cpu:
         loop, probe = _loop(shift_loop, options, theta.dtype), Probe(size.numpy()[()], np.int64(seed))
         width = theta.shape[1]
@@ -48,7 +48,7 @@ def update_tensor(
 ) -> Tensor:
     """`vsgd.torch.update.advance` for all of `theta`, in place. Returns how many coordinates were outliers."""
     read = READERS[type(source)]
-    neighbours = neighbours_of(slots, options)
+    neighbours = neighbours_of(theta, slots, options)
     outliers: Tensor
     if theta.is_cpu:
         loop, reader, scale = _loop(update_loop, options, theta.dtype), compiled(read), _typed(scale, theta.dtype)
@@ -68,12 +68,26 @@ def update_tensor(
     return outliers
 
 
-def neighbours_of(slots: Slots, options: Options) -> Neighbours:
+def probe_size(theta: Tensor, options: Options) -> Tensor:
+    """|δ| of a tensor, or of the rows that were touched."""
+    return options.tensor_probe * root_mean_square(theta).clamp(min=SMALLEST)
+
+
+def root_mean_square(tensor: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(tensor)
+    return norm / math.sqrt(max(tensor.numel(), 1))
+
+
+def neighbours_of(theta: Tensor, slots: Slots, options: Options) -> Neighbours:
     """What the coordinates of a tensor, or of the rows that were touched, tell each other of their curvature."""
     if not options.neighbours:
         nothing = slots.seen.new_zeros(())
         return Neighbours(nothing, nothing)
-    return Neighbours(options.neighbours * slots.curv.mean(), options.neighbours * slots.curv_sq.mean())
+    curv, curv_sq = slots.curv.mean(), slots.curv_sq.mean()
+    if options.tensor_probe:
+        guess = guessed_curvature(curv, root_mean_square(slots.grad), probe_size(theta, options))
+        curv, curv_sq = curv + guess, curv_sq + guess * guess
+    return Neighbours(options.neighbours * curv, options.neighbours * curv_sq)
 
 
 def shift_whole(

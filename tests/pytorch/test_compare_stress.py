@@ -18,9 +18,12 @@ from vsgd.cli import main  # noqa: E402
 
 HARDER = {workload.name: workload for workload in stress_workloads()}
 BUNDLED = [name for name, workload in HARDER.items() if not workload.files]
+QUICK = [name for name in BUNDLED if name.startswith("digits-mlp") and name != "digits-mlp+minibatch-1"]
 
 
-@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BUNDLED]
+)
 def test_the_default_learns_whatever_happens(name):
     harder = HARDER[name]
     run = train(harder._replace(epochs=harder.epochs if harder.batch > 32 else 1), BY_NAME[OURS], None, seed=0)
@@ -45,6 +48,7 @@ def test_each_is_told_from_every_other():
     assert {name.partition("+")[0] for name in HARDER} == set(STRESSED)
 
 
+@pytest.mark.slow  # each is compiled anew
 @pytest.mark.parametrize("rival", ABLATIONS, ids=lambda rival: rival.name)
 def test_every_part_can_be_taken_away(rival):
     assert train(SMALL, rival, None, seed=0).outcome != "failed"
@@ -52,7 +56,10 @@ def test_every_part_can_be_taken_away(rival):
 
 @pytest.mark.parametrize(
     ("flag", "workload", "file"),
-    [("--ablations", "digits-logistic", "ablations.md"), ("--stress", "digits-mlp+minibatch-512", "stress.md")],
+    [
+        ("--ablations", "rotated", "ablations.md"),
+        pytest.param("--stress", "digits-mlp+minibatch-512", "stress.md", marks=pytest.mark.slow),
+    ],
 )
 def test_the_command_writes_its_page(flag, workload, file, tmp_path):
     arguments = ["compare", flag, "--workloads", workload, "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]

@@ -46,10 +46,13 @@ def copied(slots: Slots) -> Slots:
     return Slots(*(tensor.clone() for tensor in slots))
 
 
-@BOTH
 @pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
 @pytest.mark.parametrize("shape", [(1, 7), (6, 5)])
-@pytest.mark.parametrize("by_torch", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    ("options", "by_torch"),
+    [(PAPER, False), (NETWORKS, False), (NETWORKS, True)],
+    ids=["paper-eager", "networks-eager", "networks-compiled"],
+)
 def test_whole_tensors_equal_the_loops(options, kind, shape, by_torch):
     theta, slots, counts, sources = problem(*shape)
     counts = counts + 1 if shape[0] == 1 else counts

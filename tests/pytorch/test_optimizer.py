@@ -265,7 +265,7 @@ def test_a_copy_goes_on_alike(make, copied):
 def test_a_parameter_that_only_the_first_evaluation_reaches_is_put_back():
     model = make_model()
     extra = nn.Parameter(torch.ones(3))
-    opt = VSGD([*model.parameters(), extra])
+    opt = VSGD([*model.parameters(), extra], options=PAPER)
     x, y = batch()
     for _ in range(15):
         calls = []

@@ -119,10 +119,10 @@ def test_micro_batches_that_touch_different_rows():
 def test_rows_that_start_late_wait_for_the_curvature():
     torch.manual_seed(0)
     module = nn.Embedding(ROWS, WIDTH, sparse=True)
-    opt = VSGD(module.parameters(), curvature_every=3)
+    opt = VSGD(module.parameters(), curvature_every=3, options=vsgd.PAPER)
     for step in range(30):
         before = copy.deepcopy(opt.state_dict()["state"])
         opt.step(closure_for(module, opt, step))
         if step % 3 and before:
-            cold = before[0]["seen"] < vsgd.NETWORKS.bootstrap
+            cold = before[0]["seen"] < vsgd.PAPER.bootstrap
             assert torch.equal(opt.state[module.weight]["seen"][cold], before[0]["seen"][cold])

@@ -13,10 +13,8 @@ docs: run  ## what README and docs show of it
 	cp report/figure-drift.png docs/figures/drift.png
 	cp report/numbers.md docs/results.md
 
-test: lint  ## everything but the slow tests; those of the optimizer run beside the others
-	$(BIN)/pytest -q -m "not slow" tests/pytorch > $(VENV)/pytorch.log 2>&1 & beside=$$!; \
-	$(BIN)/pytest -q -m "not slow" tests --ignore tests/pytorch; here=$$?; \
-	wait $$beside; there=$$?; cat $(VENV)/pytorch.log; test $$here -eq 0 -a $$there -eq 0
+test: lint  ## everything but the slow tests
+	$(BIN)/pytest -q -m "not slow"
 
 test-all: lint
 	$(BIN)/pytest -q

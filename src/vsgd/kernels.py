@@ -63,6 +63,32 @@ def compiled_with(function: Callable[..., Any], **constants: Any) -> Callable[..
 
 
 @functools.cache
+def matrix_at() -> Callable[..., Any]:
+    """For compiled code: a matrix of so many rows and columns, so many numbers behind an address, of an array's kind.
+
+    Handing over an array takes longer than a small one takes to work on; its address is a number.
+    """
+    import numba
+    from numba.core import cgutils, types
+    from numba.extending import intrinsic
+
+    carray: Any = vars(numba)["carray"]
+
+    def pointer(context: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+        return types.voidptr(address), generate
+
+    as_pointer: Any = intrinsic(pointer)
+
+    def matrix(address: int, first: int, rows: int, columns: int, like: Any) -> Any:
+        return carray(as_pointer(address + first * like.itemsize), (rows, columns), like.dtype)
+
+    return numba.njit(matrix)  # type: ignore[no-any-return]
+
+
+@functools.cache
 def cache_folder() -> Path:
     """Where machine code is kept between runs: a folder for this very text of the package.
 

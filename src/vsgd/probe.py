@@ -37,6 +37,15 @@ def column_curvature(row_curvature: Array, x: Array, largest: Array, others: Arr
     return row_curvature * (x * x + abs(x) * largest * others)
 
 
+SMALLEST = 1e-3
+"""Where the parameters are closer to zero than this, they are shifted as if they were this far."""
+
+
+def probe_size(typical: Array, options: Options) -> Array:
+    """|δ|, a share of the `typical` distance of the parameters of a tensor from zero."""
+    return options.tensor_probe * ((typical >= SMALLEST) * typical + (typical < SMALLEST) * SMALLEST)
+
+
 def random_sign(index: Array, seed: Array) -> Array:
     """Is the sign of this coordinate positive? A coin that depends on two whole numbers of 64 bits alone."""
     mixed = (index ^ seed) * MULTIPLIER

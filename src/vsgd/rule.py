@@ -160,6 +160,11 @@ def averaging_weight(seen: Array, count: Array, options: Options) -> Array:
     return (count / (earlier + count + (count == 0))) ** 0.5
 
 
+def follow(average: Array, theta: Array, weight: Array) -> Array:
+    """The average of the iterates after the newest."""
+    return average + weight * (theta - average)
+
+
 def step(
     theta: Array,
     state: State,

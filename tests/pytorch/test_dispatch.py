@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from vsgd import NETWORKS, PAPER  # noqa: E402
 from vsgd.torch import dispatch  # noqa: E402
-from vsgd.torch.dispatch import neighbours_of, shift_tensor, shift_whole, update_tensor, update_whole  # noqa: E402
+from vsgd.torch.dispatch import mean_curvature, shift_tensors, shift_whole, update_tensors, update_whole  # noqa: E402
+from vsgd.torch.loops import Job, update_each  # noqa: E402
 from vsgd.torch.update import (  # noqa: E402
     READERS,
     Averages,
@@ -20,7 +23,7 @@ from vsgd.torch.update import (  # noqa: E402
     Scale,
     Slots,
     Weighted,
-    update_loop,
+    each_tensor,
 )
 
 BOTH = pytest.mark.parametrize("options", [PAPER, NETWORKS], ids=["paper", "networks"])
@@ -38,12 +41,29 @@ def problem(rows: int, columns: int, dtype=torch.float64):
     slots = Slots(random(), random() ** 2 + 1, random().abs(), random() ** 2 + 1, random().abs() + 1, seen)
     counts = torch.arange(rows, dtype=dtype) % 3  # and some have no sample at all
     averages = Averages(random(), random() ** 2 + 1, random().abs(), random() ** 2 + 1)
-    sources = [Gradient(random()), GradientPair(random(), random()), averages, Weighted(averages, random())]
+    sources = [Gradient(random()), GradientPair(random(), random()), averages, Weighted(*averages, random())]
     return random(), slots, counts, sources
 
 
-def copied(slots: Slots) -> Slots:
-    return Slots(*(tensor.clone() for tensor in slots))
+def copied(job: Job) -> Job:
+    """The same job on memory of its own."""
+    return each_tensor(torch.clone, job)
+
+
+def job_of(shape, kind, dtype=torch.float64) -> Job:
+    theta, slots, counts, sources = problem(*shape, dtype)
+    (source,) = (each for each in sources if type(each) is kind)
+    counts = counts + 1 if shape[0] == 1 else counts
+    return Job(theta, None if kind is Gradient else theta - 0.1, theta + 1, counts, slots, source)
+
+
+def neighbours_of(job: Job, options):
+    return dispatch.neighbours_of(job, mean_curvature(job), options)
+
+
+def update(job: Job, options):
+    (outliers,) = update_tensors([job], [neighbours_of(job, options)], SCALE, options)
+    return outliers
 
 
 @pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
@@ -54,37 +74,29 @@ def copied(slots: Slots) -> Slots:
     ids=["paper-eager", "networks-eager", "networks-compiled"],
 )
 def test_whole_tensors_equal_the_loops(options, kind, shape, by_torch):
-    theta, slots, counts, sources = problem(*shape)
-    counts = counts + 1 if shape[0] == 1 else counts
-    (source,) = (each for each in sources if type(each) is kind)
-    saved = None if kind is Gradient else theta - 0.1
-    looped, looped_slots = theta.clone(), copied(slots)
-    outliers = update_tensor(source, looped, saved, looped_slots, counts, SCALE, options)
-
+    looped = job_of(shape, kind)
+    whole = copied(looped)
     function = update_whole
     if by_torch:
         torch._dynamo.reset()
         function = torch.compile(update_whole, dynamic=True, fullgraph=True, backend="aot_eager")
-    whole, whole_slots = theta.clone(), copied(slots)
-    tensors = Scale(*(torch.tensor(value, dtype=theta.dtype) for value in SCALE))
-    neighbours = neighbours_of(theta, slots, options)
-    got = function(READERS[kind], source, whole, saved, whole_slots, counts, neighbours, tensors, options)
-    whole_slots.seen.add_(counts)
-    torch.testing.assert_close((whole, whole_slots), (looped, looped_slots), rtol=1e-12, atol=1e-12)
-    assert got == outliers
+    tensors = Scale(*(torch.tensor(value, dtype=torch.float64) for value in SCALE))
+    got = function(READERS[kind], whole, neighbours_of(whole, options), tensors, options)
+    whole.slots.seen.add_(whole.count)
+    assert got == update(looped, options)
+    torch.testing.assert_close(whole, looped, rtol=1e-12, atol=1e-12)
 
 
 @BOTH
 def test_shift_of_whole_tensors_equals_the_loop(options):
-    theta, slots, counts, (gradient, *_) = problem(6, 5)
-    looped = theta.clone()
-    saved = torch.empty_like(theta)
-    shift_tensor(looped, saved, gradient.grad, slots, counts, options, seed=12345)
-    assert torch.equal(saved, theta)
-    whole, kept = theta.clone(), torch.empty_like(theta)
-    probe = Probe(options.tensor_probe * theta.square().mean().sqrt(), 12345)
-    shift_whole(whole, kept, gradient.grad, slots, counts, probe, torch.arange(30).view(6, 5), options)
-    torch.testing.assert_close((whole, kept), (looped, saved))
+    looped = job_of((6, 5), GradientPair)
+    whole = copied(looped)
+    probe = Probe(options.tensor_probe * looped.theta.square().mean().sqrt(), 12345)
+    before = looped.theta.clone()
+    shift_tensors([looped], [12345], options)
+    assert torch.equal(looped.saved, before)
+    shift_whole(whole, probe, torch.arange(30), options)
+    torch.testing.assert_close(whole, looped)
 
 
 def test_shifts_are_of_one_size_with_signs_at_random():
@@ -92,9 +104,9 @@ def test_shifts_are_of_one_size_with_signs_at_random():
     slots = Slots(*(torch.zeros_like(theta) for _ in range(5)), torch.zeros(1))
     signs = []
     for seed in (1, 2):
-        shifted, saved = theta.clone(), torch.empty_like(theta)
-        shift_tensor(shifted, saved, theta, slots, torch.ones(1), NETWORKS, seed)
-        delta = shifted - saved
+        job = Job(theta.clone(), torch.empty_like(theta), None, torch.ones(1), slots, Gradient(theta))
+        shift_tensors([job], [seed], NETWORKS)
+        delta = job.theta - job.saved
         torch.testing.assert_close(delta.abs(), torch.full_like(theta, 0.03) * theta.square().mean().sqrt())
         signs.append(delta.sign())
     first, second = signs
@@ -103,19 +115,29 @@ def test_shifts_are_of_one_size_with_signs_at_random():
 
 
 @BOTH
-@pytest.mark.parametrize("shape", [(1, 1001), (37, 5)])
+@pytest.mark.parametrize("shapes", [[(1, 1001)], [(37, 5)], [(1, 3), (7, 5), (1, 100), (1, 1), (2, 40)]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_threads_change_nothing(options, shape, dtype, monkeypatch):
+def test_threads_change_nothing(options, shapes, dtype, monkeypatch):
     monkeypatch.setattr(dispatch, "PIECE", 10)
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        theta, slots, counts, sources = problem(*shape, dtype)
-        saved = torch.empty_like(theta)
-        shift_tensor(theta, saved, sources[1].grad, slots, counts, options, seed=7)
-        update_tensor(sources[1], theta, saved, slots, counts, SCALE, options)
-        results.append((theta, slots))
+        jobs = [job_of(shape, GradientPair, dtype) for shape in shapes]
+        shift_tensors(jobs, range(len(jobs)), options)
+        outliers = update_tensors(jobs, [neighbours_of(job, options) for job in jobs], SCALE, options)
+        results.append((jobs, outliers))
     torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_tensors_of_all_kinds_go_together_and_change_as_if_alone():
+    shapes = [(1, 7), (6, 5), (1, 1), (0, 5)]
+    kinds = [Gradient, GradientPair, Averages]
+    dtypes = [torch.float32, torch.float64]
+    cases = list(itertools.product(shapes, kinds, dtypes))
+    together, alone = ([job_of(*case) for case in cases] for _ in range(2))
+    outliers = update_tensors(together, [neighbours_of(job, PAPER) for job in together], SCALE, PAPER)
+    assert outliers == [update(job, PAPER) for job in alone]
+    torch.testing.assert_close(together, alone, rtol=0, atol=0)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for the names of x86 instructions")
@@ -123,17 +145,11 @@ def test_threads_change_nothing(options, shape, dtype, monkeypatch):
 @BOTH
 def test_the_loop_divides_many_numbers_at_once(kind, options):
     """A small change of the arithmetic can make the compiler fall back to one number at a time, ten times slower."""
-    theta, slots, counts, sources = problem(1, 7, torch.float32)
-    (source,) = (each for each in sources if type(each) is kind)
-    update_tensor(source, theta, None if kind is Gradient else theta - 0.1, slots, counts, SCALE, options)
-    kernel = dispatch._loop(update_loop, options, torch.float32)
-    codes = [
-        code
-        for signature, code in kernel.inspect_asm().items()
-        if str(signature[1]).replace("(Averages", "").startswith(f"{kind.__name__}(array(float32")
-    ]
-    assert codes
-    assert all("divps" in code for code in codes)
+    job = job_of((1, 7), kind, torch.float32)
+    update(job, options)
+    kernel = dispatch._loop(update_each, options, np.float32, READERS[kind], shifted=job.saved is not None)
+    (code,) = kernel.inspect_asm().values()
+    assert "divps" in code
 
 
 def test_steps_do_not_compile_anew():
@@ -146,19 +162,10 @@ def test_steps_do_not_compile_anew():
         return graph.forward
 
     function = torch.compile(update_whole, dynamic=True, backend=backend)
-    theta, slots, counts, sources = problem(4, 5)
+    job = job_of((4, 5), GradientPair)
     for step in range(5):
         scale = Scale(torch.tensor(1.0 / (step + 1)), torch.tensor(0.1 * step))
-        function(
-            READERS[GradientPair],
-            sources[1],
-            theta,
-            theta - 0.1,
-            slots,
-            counts + step,
-            neighbours_of(theta, slots, PAPER),
-            scale,
-            PAPER,
-        )
-        slots.seen.add_(counts)
+        later = job._replace(count=job.count + step)
+        function(READERS[GradientPair], later, neighbours_of(later, PAPER), scale, PAPER)
+        job.slots.seen.add_(job.count)
     assert len(compilations) == 1

@@ -12,18 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.options import NETWORKS, PAPER, VSGD_2012, Options
-from vsgd.probe import guessed_curvature, random_sign, tensor_shift
+from vsgd.probe import guessed_curvature, probe_size, random_sign, tensor_shift
 from vsgd.probe import shift as probe_shift
-from vsgd.rule import Array, Moments, Neighbours, State, averaging_weight
+from vsgd.rule import Array, Moments, Neighbours, State, averaging_weight, follow
 from vsgd.rule import init as rule_init
 from vsgd.rule import step as rule_step
 
 NO_CURVATURE, SAMPLE_CURVATURE, SHIFTED_GRADIENT = range(3)
 
 EPSILON = 1e-8
-
-SMALLEST = 1e-3
-"""A parameter closer to zero is shifted as if it were this far, as in `vsgd.torch`."""
 
 
 def no_shift(state: Any, grad: Array, count: Array, t: int, params: Any) -> Array:
@@ -193,8 +190,7 @@ def averaged_look(theta: Array, state: Averaged) -> Array:
 
 
 def averaged_size(state: Averaged, params: Options) -> Array:
-    typical = abs(state.iterate)
-    return params.tensor_probe * (typical + (typical < SMALLEST) * (SMALLEST - typical))
+    return probe_size(abs(state.iterate), params)
 
 
 def averaged_shift(state: Averaged, grad: Array, count: Array, t: int, params: Options) -> Array:
@@ -212,8 +208,7 @@ def averaged_update(theta: Array, state: Averaged, batch: Moments, count: Array,
     guess = guessed_curvature(known.curv, known.grad, averaged_size(state, params))
     own = Neighbours(params.neighbours * (known.curv + guess), params.neighbours * (known.curv_sq + guess * guess))
     theta, inner, info = rule_step(theta, state.inner, seen, count, params, None, own)
-    average = state.average + weight * (theta - state.average)
-    return theta, Averaged(inner=inner, iterate=theta, average=average), info.rate
+    return theta, Averaged(inner=inner, iterate=theta, average=follow(state.average, theta, weight)), info.rate
 
 
 def vsgd_networks(options: Options = NETWORKS) -> Algorithm:

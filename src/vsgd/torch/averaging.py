@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.options import Options
-from vsgd.rule import averaging_weight
 from vsgd.torch.window import NATIVE, precision
 
 State = dict[str, Tensor]
@@ -55,30 +53,6 @@ def iterates_in_place(states: dict[Tensor, State], marks: dict[Tensor, Mark]) ->
             if "iterate" in state:
                 _swap(parameter, state)
                 marks[parameter] = mark(parameter)
-
-
-def follow(parameter: Tensor, state: State, rows: Tensor | None, count: Tensor, seen: Tensor, options: Options) -> None:
-    """Let the average follow the iterate, in these rows. During a step the state's `iterate` is the average.
-
-    Args:
-        parameter: the iterate, just updated.
-        state: of the parameter.
-        rows: those that were touched, None for all.
-        count: samples in this step, one number a row or one for all.
-        seen: samples before it.
-        options: of the group.
-    """
-    average = state.get("average", state["iterate"])
-    weight = averaging_weight(seen, count, options).to(average.dtype)
-    if len(weight) > 1:
-        weight = weight.view(-1, *[1] * (parameter.dim() - 1))
-    if rows is None:
-        average.lerp_(parameter.detach().to(average.dtype), weight)
-    else:
-        here = parameter.detach().index_select(0, rows).to(average.dtype)
-        average.index_copy_(0, rows, average.index_select(0, rows).lerp_(here, weight))
-    if "average" in state:
-        state["iterate"].copy_(average)
 
 
 def _swap(parameter: Tensor, state: State) -> None:

@@ -65,7 +65,7 @@ class Diagnosis(NamedTuple):
         return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
 
 
-def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor]) -> Diagnosis:
+def diagnose(opt: VSGD, outliers: dict[Tensor, int | Tensor]) -> Diagnosis:
     """Read all of it off the optimizer's state; nothing is computed for this during training."""
     tensors, noise, signal = [], 0.0, 0.0
     for number, group in enumerate(opt.param_groups):
@@ -88,7 +88,7 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, Tensor]) -> Diagnosis:
                     rate=_quantiles(rate(mean, group["samples"], options) * group["lr"]),
                     memory=_quantiles(memory),
                     signal_to_noise=_quantiles(mean.grad**2 / (sigma_sq + options.epsilon)),
-                    outliers=float(outliers.get(parameter, torch.tensor(0))) / max(1, memory.numel()),
+                    outliers=float(outliers.get(parameter, 0)) / max(1, memory.numel()),
                 )
             )
     return Diagnosis(

@@ -1,76 +1,86 @@
-"""Where an update runs: compiled loops over CPU memory, whole tensors elsewhere."""
+"""Where an update runs: on the CPU in compiled loops, all tensors at once; elsewhere on whole tensors, one by one."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.kernels import compiled, compiled_with
+from vsgd.kernels import compiled, compiled_with, matrix_at
 from vsgd.options import Options
-from vsgd.probe import guessed_curvature, random_sign, shift, tensor_shift
-from vsgd.rule import Neighbours
-from vsgd.torch.update import READERS, Probe, Scale, Slots, advance, each_tensor, keep, load, shift_loop, update_loop
+from vsgd.probe import guessed_curvature, probe_size, random_sign, shift, tensor_shift
+from vsgd.rule import Neighbours, averaging_weight, follow
+from vsgd.torch.loops import Job, shift_each, update_each
+from vsgd.torch.update import MOST_PARTS, READERS, Probe, Scale, Slots, advance, each_tensor, keep, load
 
 PIECE = 1 << 16
 """Coordinates below which a second thread is not worth waking."""
 
 
-SMALLEST = 1e-3
-"""A tensor with a root mean square below this, zeros say, is shifted as if it had this one."""
+def shift_tensors(jobs: Sequence[Job], seeds: Sequence[int], options: Options) -> None:
+    """Add δ to θ, in place, and keep what it was in `saved`. The seeds are of the random signs of each tensor."""
+    for places in _alike(jobs):
+        these = [jobs[place] for place in places]
+        probes = [Probe(shift_size(jobs[place].theta, options), seeds[place]) for place in places]
+        if these[0].theta.is_cpu:
+            number = _number(these[0])
+            loop = _loop(shift_each, options, number, READERS[type(these[0].source)])
+            sizes: Any = np.array([float(probe.size) for probe in probes], number)
+            signs = np.array([probe.seed for probe in probes])
+            _on_threads(partial(loop, sizes, signs), these)
+        else:
+            for job, probe in zip(these, probes, strict=True):
+                count = torch.arange(job.theta.numel(), device=job.theta.device)
+                _tensor_function(shift_whole)(by_rows(job), probe, count, options)
 
 
-def shift_tensor(
-    theta: Tensor, saved: Tensor, grad: Tensor, slots: Slots, count: Tensor, options: Options, seed: int = 0
-) -> None:
-    """Add δ to `theta`, rows × columns, in place, and keep what it was in `saved`. `seed` is of its random signs."""
-    size = probe_size(theta, options)
-    if theta.is_cpu:
-        loop, probe = _loop(shift_loop, options, theta.dtype), Probe(size.numpy()[()], np.int64(seed))
-        width = theta.shape[1]
-        _in_pieces(
-            lambda views, counts, first: loop(*views, counts, probe, first, width), (theta, saved, grad, slots), count
-        )
-    else:
-        place = torch.arange(theta.numel(), device=theta.device).view_as(theta)
-        _tensor_function(shift_whole)(theta, saved, grad, slots, count, Probe(size, seed), place, options)
+def update_tensors(
+    jobs: Sequence[Job], neighbours: Sequence[Neighbours], scale: Scale, options: Options
+) -> list[int | Tensor]:
+    """`vsgd.torch.update.advance` for all of θ, in place. Returns how many coordinates of each were outliers."""
+    outliers: dict[int, int | Tensor] = {}
+    for places in _alike(jobs):
+        these, theirs = [jobs[place] for place in places], [neighbours[place] for place in places]
+        update = _update_together if these[0].theta.is_cpu else _update_one_by_one
+        outliers.update(zip(places, update(these, theirs, scale, options), strict=True))
+    torch._foreach_add_([job.slots.seen for job in jobs], [job.count for job in jobs])
+    return [outliers[place] for place in range(len(jobs))]
 
 
-def update_tensor(
-    source: Any, theta: Tensor, saved: Tensor | None, slots: Slots, count: Tensor, scale: Scale, options: Options
-) -> Tensor:
-    """`vsgd.torch.update.advance` for all of `theta`, in place. Returns how many coordinates were outliers."""
-    read = READERS[type(source)]
-    neighbours = neighbours_of(theta, slots, options)
-    outliers: Tensor
-    if theta.is_cpu:
-        loop, reader, scale = _loop(update_loop, options, theta.dtype), compiled(read), _typed(scale, theta.dtype)
-        constants = Neighbours(*(value.numpy()[()] for value in neighbours))
-        counted = _in_pieces(
-            lambda views, counts, first: loop(reader, *views, counts, constants, scale),
-            (source, theta, saved, slots),
-            count,
-        )
-        outliers = torch.tensor(sum(counted))
-    else:
-        tensors = Scale(*(torch.as_tensor(value, dtype=theta.dtype, device=theta.device) for value in scale))
-        outliers = _tensor_function(update_whole)(
-            read, source, theta, saved, slots, count, neighbours, tensors, options
-        )
-    slots.seen.add_(count)
-    return outliers
+def _update_together(jobs: list[Job], neighbours: list[Neighbours], scale: Scale, options: Options) -> list[int]:
+    number = _number(jobs[0])
+    loop = _loop(update_each, options, number, READERS[type(jobs[0].source)], shifted=jobs[0].saved is not None)
+    theirs: Any = np.array(neighbours, number)
+
+    def run(*part: Any) -> Any:
+        outliers = np.zeros(len(jobs), np.int64)
+        loop(*part, theirs, _typed(scale, number), outliers)
+        return outliers
+
+    return sum(_on_threads(run, jobs)).tolist()  # type: ignore[no-any-return]
 
 
-def probe_size(theta: Tensor, options: Options) -> Tensor:
+def _update_one_by_one(jobs: list[Job], neighbours: list[Neighbours], scale: Scale, options: Options) -> list[Tensor]:
+    like = jobs[0].slots.grad
+    tensors = Scale(*(torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in scale))
+    update = _tensor_function(update_whole)
+    return [
+        update(READERS[type(job.source)], by_rows(job), each, tensors, options)
+        for job, each in zip(jobs, neighbours, strict=True)
+    ]
+
+
+def shift_size(theta: Tensor, options: Options) -> Tensor:
     """|δ| of a tensor, or of the rows that were touched."""
-    return options.tensor_probe * root_mean_square(theta).clamp(min=SMALLEST)
+    return probe_size(root_mean_square(theta), options)  # type: ignore[no-any-return]
 
 
 def root_mean_square(tensor: Tensor) -> Tensor:
@@ -78,53 +88,53 @@ def root_mean_square(tensor: Tensor) -> Tensor:
     return norm / math.sqrt(max(tensor.numel(), 1))
 
 
-def neighbours_of(theta: Tensor, slots: Slots, options: Options) -> Neighbours:
-    """What the coordinates of a tensor, or of the rows that were touched, tell each other of their curvature."""
-    if not options.neighbours:
-        nothing = slots.seen.new_zeros(())
-        return Neighbours(nothing, nothing)
-    curv, curv_sq = slots.curv.mean(), slots.curv_sq.mean()
-    if options.tensor_probe:
-        guess = guessed_curvature(curv, root_mean_square(slots.grad), probe_size(theta, options))
+def mean_curvature(job: Job) -> Neighbours:
+    """That of all coordinates of a tensor, or of the rows that were touched."""
+    return Neighbours(job.slots.curv.mean(), job.slots.curv_sq.mean())
+
+
+def neighbours_of(job: Job, mean: Neighbours, options: Options) -> Neighbours:
+    """What the coordinates of a tensor tell each other of their curvature."""
+    curv, curv_sq = mean
+    if options.tensor_probe and not (curv.is_cpu and curv):  # to ask elsewhere would be to wait
+        guess = guessed_curvature(curv, root_mean_square(job.slots.grad), shift_size(job.theta, options))
         curv, curv_sq = curv + guess, curv_sq + guess * guess
     return Neighbours(options.neighbours * curv, options.neighbours * curv_sq)
 
 
-def shift_whole(
-    theta: Tensor,
-    saved: Tensor,
-    grad: Tensor,
-    slots: Slots,
-    count: Tensor,
-    probe: Probe,
-    place: Tensor,
-    options: Options,
-) -> None:
+# --- whole tensors ------------------------------------------------------------------------------------------------
+
+
+def by_rows(job: Job) -> Job:
+    """All tensors as rows × columns."""
+    theta, saved, average, count, slots, source = job
+    shape = _shape(job)
+    theta, saved, average, source = each_tensor(lambda tensor: tensor.view(shape), (theta, saved, average, source))
+    parts = Slots(*(part.view(shape) for part in slots[:-1]), slots.seen)  # type: ignore[call-arg]
+    return Job(theta, saved, average, count, parts, source)
+
+
+def shift_whole(job: Job, probe: Probe, place: Tensor, options: Options) -> None:
     """`shift_loop` without the loop."""
-    saved.copy_(theta)
+    theta = job.theta
+    job.saved.copy_(theta)
     if options.tensor_probe > 0:
-        theta += tensor_shift(probe.size, random_sign(place, probe.seed))
+        theta += tensor_shift(probe.size, random_sign(place.view_as(theta), probe.seed))
     else:
-        theta += shift(load(slots, ..., slots.seen[:, None]), grad, count[:, None], options)
+        state = load(job.slots, ..., job.slots.seen[:, None])
+        theta += shift(state, job.source[0], job.count[:, None], options)
 
 
-def update_whole(
-    read: Any,
-    source: Any,
-    theta: Tensor,
-    saved: Tensor | None,
-    slots: Slots,
-    count: Tensor,
-    neighbours: Neighbours,
-    scale: Scale,
-    options: Options,
-) -> Tensor:
+def update_whole(read: Any, job: Job, neighbours: Neighbours, scale: Scale, options: Options) -> Tensor:
     """`update_loop` without the loop."""
+    theta, saved, average, count, slots, source = job
     start, delta = (theta, None) if saved is None else (saved, theta - saved)
     evidence, direction = read(source, ...)
-    state = load(slots, ..., slots.seen[:, None])
-    new, state, outlier = advance(start, delta, state, evidence, direction, count[:, None], neighbours, scale, options)
+    state, count = load(slots, ..., slots.seen[:, None]), count[:, None]
+    new, state, outlier = advance(start, delta, state, evidence, direction, count, neighbours, scale, options)
     theta.copy_(new)
+    if options.average_iterates:
+        average.copy_(follow(average, new, averaging_weight(slots.seen[:, None], count, options)))
     keep(slots, ..., state)
     return torch.sum(outlier)
 
@@ -135,45 +145,59 @@ def _tensor_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
+# --- loops --------------------------------------------------------------------------------------------------------
+
+
+def _alike(jobs: Sequence[Job]) -> Iterator[list[int]]:
+    """Places of jobs that one call can do."""
+    places: dict[Any, list[int]] = {}
+    for place, job in enumerate(jobs):
+        kind = job.theta.device, job.theta.dtype, type(job.source), job.saved is None
+        places.setdefault(kind, []).append(place)
+    return iter(places.values())
+
+
 @functools.cache
-def _loop(loop: Callable[..., Any], options: Options, dtype: torch.dtype) -> Callable[..., Any]:
-    return compiled_with(loop, OPTIONS=_typed(options, dtype))
+def _loop(
+    loop: Callable[..., Any], options: Options, number: Any, read: Callable[..., Any], shifted: bool = True
+) -> Callable[..., Any]:
+    """Everything that is known beforehand is a constant of the machine code."""
+    return compiled_with(
+        loop, OPTIONS=_typed(options, number), SHIFTED=shifted, READ=compiled(read), MATRIX=matrix_at()
+    )
 
 
-def _typed(values: Any, dtype: torch.dtype) -> Any:
-    """The same numbers in this precision, so that float32 loops stay in float32."""
-    number = np.float64 if dtype == torch.float64 else np.float32
+def _number(job: Job) -> type:
+    return np.float64 if job.theta.dtype == torch.float64 else np.float32
+
+
+def _typed(values: Any, number: type) -> Any:
+    """The same values as numbers of this precision, so that float32 loops stay in float32."""
     return type(values)(*(value if isinstance(value, bool) else number(value) for value in values))
+
+
+def _shape(job: Job) -> tuple[int, int]:
+    rows = job.count.numel()
+    return rows, job.theta.numel() // max(rows, 1)
+
+
+def _addresses(job: Job) -> list[int]:
+    tensors = (*job[:4], *job.slots, *job.source)
+    missing = MOST_PARTS - len(job.source)
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors] + [0] * missing
+
+
+def _on_threads(run: Callable[..., Any], jobs: list[Job]) -> list[Any]:
+    """Give each of torch's threads as many coordinates. `run` takes addresses, shapes, the first and the last."""
+    addresses = np.array([_addresses(job) for job in jobs])
+    shapes = np.array([_shape(job) for job in jobs])
+    total = int(shapes.prod(axis=1).sum())
+    threads = min(torch.get_num_threads(), max(1, total // PIECE))
+    own, *others = itertools.pairwise(total * k // threads for k in range(threads + 1))
+    tasks = [_pool(threads - 1).submit(run, addresses, shapes, *part) for part in others]
+    return [run(addresses, shapes, *own), *(task.result() for task in tasks)]
 
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
-
-
-def _in_pieces(run: Callable[[tuple[Any, ...], Any, int], Any], arrays: tuple[Any, ...], count: Tensor) -> list[Any]:
-    """Run a compiled loop on all rows and columns, cut for torch's number of threads.
-
-    `run` takes the arrays, the counts, and the place of the first coordinate among all of them.
-    """
-    rows, columns = next(array for array in arrays if isinstance(array, Tensor)).shape
-    views, counts = each_tensor(lambda tensor: tensor.detach().numpy(), arrays), count.numpy()
-    threads = min(torch.get_num_threads(), max(1, rows * columns // PIECE))
-    if threads == 1:
-        return [run(views, counts, 0)]
-
-    def piece(at: tuple[slice, slice]) -> Any:
-        cut = each_tensor(lambda array: array[at[: array.ndim]], views)
-        return run(cut, counts[at[0]], (at[0].start or 0) * columns + (at[1].start or 0))
-
-    own, *others = _pieces(rows, columns, threads)
-    tasks = [_pool(threads - 1).submit(piece, at) for at in others]
-    return [piece(own), *(task.result() for task in tasks)]
-
-
-def _pieces(rows: int, columns: int, threads: int) -> Iterator[tuple[slice, slice]]:
-    """Rows are shared out, or the columns of a single one; either way the pieces are contiguous."""
-    by_rows = rows > 1
-    edges = np.linspace(0, rows if by_rows else columns, threads + 1).astype(int)
-    for start, stop in itertools.pairwise(edges):
-        yield (slice(start, stop), slice(None)) if by_rows else (slice(None), slice(start, stop))

@@ -6,6 +6,7 @@ A sample is a minibatch, one of several micro-batches, or a single row. Each kin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vsgd.torch.samples import RowSums, SampleSums
-from vsgd.torch.update import Averages, Gradient, GradientPair, Weighted, each_tensor
+from vsgd.torch.update import Averages, Gradient, GradientPair, Weighted
 from vsgd.torch.window import precision
 
 
@@ -36,13 +37,7 @@ class Observed(NamedTuple):
     @property
     def by_rows(self) -> bool:
         """Are there counts for single rows of a table?"""
-        return self.rows is not None or len(self.counts) > 1
-
-    @property
-    def mean_gradient(self) -> Tensor:
-        averages = self.source.averages if isinstance(self.source, Weighted) else self.source
-        grad: Tensor = averages.grad
-        return grad
+        return self.rows is not None or self.counts.numel() > 1
 
 
 def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
@@ -54,8 +49,10 @@ def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
     if grad.sparse_dim() != 1:
         raise ValueError("a sparse gradient must be sparse in its first axis only, as that of an embedding is")
     rows = grad.indices()[0]
-    return Grad(grad.values().to(precision(parameter)).view(len(rows), parameter.shape[1:].numel()), rows)
+    return Grad(grad.values().to(precision(parameter)).contiguous().view(len(rows), parameter.shape[1:].numel()), rows)
 
+
+MIXED = "a parameter's gradient was sparse in one evaluation and dense in another; choose one"
 
 SMALLEST_SHIFT = 1e-5
 """No shift is smaller; differences of gradients will be divided by it, and squared."""
@@ -63,33 +60,45 @@ SMALLEST_SHIFT = 1e-5
 
 def all_finite(loss: Tensor, grads: Iterable[Grad]) -> bool:
     """One look at everything, squares included, so that a GPU is waited for once."""
-    flats = (grad.values.flatten() for grad in grads)
-    totals = [(torch.dot(flat, flat) / SMALLEST_SHIFT**2).float() for flat in flats]
-    return bool(torch.isfinite(torch.stack([loss.detach().float().reshape(()), *totals])).all())
+    norms = torch._foreach_norm([grad.values for grad in grads])
+    squares = (torch.stack([norm.to(loss.device, torch.float32) for norm in norms]) / SMALLEST_SHIFT) ** 2
+    return bool((squares.sum() + loss.detach().reshape(())).isfinite())
+
+
+@functools.cache
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(1, dtype=dtype, device=device)
 
 
 def of_minibatches(grads: list[Grad], shifted: list[Grad] | None) -> Observed:
     """Each minibatch as one sample."""
-    if len({grad.rows is None for grad in grads + (shifted or [])}) > 1:
-        raise RuntimeError("a parameter's gradient was sparse in one evaluation and dense in another; choose one")
-    for before, after in zip(grads, shifted or [], strict=False):
-        if before.rows is not None and not (after.rows is not None and torch.equal(before.rows, after.rows)):
-            raise RuntimeError("the closure touched other rows when called again; it must compute the same loss twice")
-        if before.values.numel() and before.values.data_ptr() == after.values.data_ptr():
-            raise RuntimeError(
-                "the closure wrote both gradients to the same memory; let backward() make .grad, or clone it"
-            )
+    if shifted is not None:
+        for before, after in zip(grads, shifted, strict=True):
+            _check_pair(before, after)
     if len(grads) > 1:
         return _averaged(grads, shifted)
     (grad,) = grads
-    count = grad.values.new_ones(len(grad.values))
-    if shifted is None:
-        return Observed(Gradient(grad.values), count, grad.rows)
-    return Observed(GradientPair(grad.values, shifted[0].values), count, grad.rows)
+    values = grad.values
+    count = _one(values.dtype, values.device) if grad.rows is None else values.new_ones(len(values))
+    source = Gradient(values) if shifted is None else GradientPair(values, shifted[0].values)
+    return Observed(source, count, grad.rows)
+
+
+def _check_pair(before: Grad, after: Grad) -> None:
+    if (before.rows is None) != (after.rows is None):
+        raise RuntimeError(MIXED)
+    if before.rows is not None and not torch.equal(before.rows, after.rows):  # type: ignore[arg-type]
+        raise RuntimeError("the closure touched other rows when called again; it must compute the same loss twice")
+    if before.values.data_ptr() == after.values.data_ptr() and before.values.numel():
+        raise RuntimeError(
+            "the closure wrote both gradients to the same memory; let backward() make .grad, or clone it"
+        )
 
 
 def _averaged(grads: list[Grad], shifted: list[Grad] | None) -> Observed:
     """Averages over minibatches; of a sparse gradient, over those that touched the row."""
+    if len({grad.rows is None for grad in grads}) > 1:
+        raise RuntimeError(MIXED)
     first = torch.cat([grad.values for grad in grads])
     diff = torch.zeros_like(first) if shifted is None else first - torch.cat([grad.values for grad in shifted])
     terms = Averages(grad=first, grad_sq=first * first, diff_abs=diff.abs(), diff_sq=diff * diff)
@@ -124,10 +133,7 @@ def of_samples(grad: Grad, scale: float, sums: SampleSums | RowSums, samples: in
 def along(evidence: Observed, direction: Tensor, count: Tensor) -> Observed:
     """The same evidence for a step along a weighted sum of the gradients, and the count that belongs to it."""
     averages = evidence.source
-    direction = direction.to(averages.grad.dtype).reshape(averages.grad.shape)
-    return Observed(Weighted(averages, direction), count.to(averages.grad.dtype).view(1), evidence.rows)
-
-
-def fitted(source: Any, counts: Tensor, shape: torch.Size) -> tuple[Any, Tensor]:
-    """Evidence as so many rows and columns: of a table with dense gradients, all rows at once."""
-    return each_tensor(lambda tensor: tensor.view(shape), source), counts.expand(shape[0]).contiguous()
+    direction = direction.to(averages.grad.dtype).reshape(averages.grad.shape).contiguous()
+    return Observed(
+        Weighted(**averages._asdict(), direction=direction), count.to(averages.grad.dtype).view(1), evidence.rows
+    )

@@ -12,14 +12,16 @@ from torch.optim import Optimizer
 
 from vsgd.options import NETWORKS, Options
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.torch.averaging import Mark, begin, follow, iterates_in_place
+from vsgd.rule import Neighbours
+from vsgd.torch.averaging import Mark, begin, iterates_in_place
 from vsgd.torch.checks import Closure, check_loss, check_parameters, checked_closures
 from vsgd.torch.diagnostics import Diagnosis, diagnose
-from vsgd.torch.dispatch import shift_tensor, update_tensor
-from vsgd.torch.evidence import Grad, Observed, all_finite, along, as_rows, fitted, of_minibatches, of_samples
+from vsgd.torch.dispatch import mean_curvature, neighbours_of, shift_tensors, update_tensors
+from vsgd.torch.evidence import Grad, Observed, all_finite, along, as_rows, of_minibatches, of_samples
+from vsgd.torch.loops import Job
 from vsgd.torch.replay import Replay, living_normalisations
 from vsgd.torch.samples import Recorder
-from vsgd.torch.update import Scale
+from vsgd.torch.update import Gradient, Scale
 from vsgd.torch.window import (
     Window,
     by_rows,
@@ -34,6 +36,9 @@ from vsgd.torch.window import (
 
 PATIENCE = 10
 """Steps in a row that may be skipped because something was not finite."""
+
+
+NOTHING = Neighbours(0.0, 0.0)
 
 
 class NotFinite(Exception):
@@ -136,10 +141,12 @@ class VSGD(Optimizer):
 
     def _forget(self) -> None:
         """Drop what is not worth saving."""
-        self._outliers: dict[Tensor, Tensor] = {}
+        self._outliers: dict[Tensor, int | Tensor] = {}
         self._reached: set[Tensor] = set(self.state) if hasattr(self, "state") else set()
         self._saved: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory is slow to come by
         self._marks: dict[Tensor, Mark] = {}
+        self._mean_curvature: dict[Tensor, Neighbours] = {}
+        self._warm: set[Tensor] = set()
         self._normalisations = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,10 +186,7 @@ class VSGD(Optimizer):
         try:
             loss, observed = self._observe(closures, replays, places, scaler)
             for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter in observed:
-                        self._update(parameter, group, observed[parameter], places.get(parameter))
-                        places.pop(parameter, None)
+                self._update(group, observed, places)
         except NotFinite as error:
             for replay in replays:
                 replay.undo()
@@ -202,11 +206,12 @@ class VSGD(Optimizer):
         here = [self._evaluate(r.first, c, scaler) for r, c in zip(replays, closures, strict=True)]
         raw = {parameter: parameter.grad for parameter in self._parameters()}
         there: list[Evaluation] | None = None
-        if self._second_gradient_is_due():
-            options = {p: _options(group) for group in self.param_groups for p in group["params"]}
-            seeds = {p: _seed(self.param_groups[0]["steps"], place) for place, p in enumerate(options)}
-            for parameter, evidence in self._weigh(here, None, scaler, exact=self._is_cold()).items():
-                places[parameter] = self._shift(parameter, evidence, options[parameter], seeds[parameter])
+        cold = self._is_cold()
+        if cold or any(group["steps"] % group["curvature_every"] == 0 for group in self.param_groups):
+            observed = self._weigh(here, None, scaler, exact=cold)
+            seeds = {p: _seed(self.param_groups[0]["steps"], place) for place, p in enumerate(self._parameters())}
+            for group in self.param_groups:
+                places.update(self._shift(group, observed, seeds))
             there = [self._evaluate(r.again, c, scaler) for r, c in zip(replays, closures, strict=True)]
         observed = self._weigh(here, there, scaler)
         if scaler is not None:
@@ -219,7 +224,8 @@ class VSGD(Optimizer):
 
     def _evaluate(self, run: Callable[[Closure], Any], closure: Closure, scaler: Any) -> Evaluation:
         """Run a closure, and see whether what it did makes sense."""
-        self.zero_grad()
+        for parameter in self._parameters():
+            parameter.grad = None
         with nullcontext() if self._recorder is None else self._recorder.record() as recording:
             loss = run(closure)
             check_loss(loss)
@@ -288,42 +294,70 @@ class VSGD(Optimizer):
             for p, group in dense.items()
         }
 
-    def _shift(self, parameter: Tensor, evidence: Observed, options: Options, seed: int) -> Place:
-        """Move a parameter from θ to θ + δ."""
-        window = open_window(parameter, self._state(parameter, evidence, options), evidence.rows, options)
-        grad, count = fitted(evidence.mean_gradient, evidence.counts, window.theta.shape)
-        saved = self._saved.get(parameter)
-        if saved is None or saved.shape != window.theta.shape or saved.dtype != window.theta.dtype:
-            saved = self._saved[parameter] = torch.empty_like(window.theta)
-        shift_tensor(window.theta, saved, grad, window.slots, count, options, seed)
-        put_back_theta(window, parameter, window.theta)
-        return Place(window, saved)
-
-    def _update(self, parameter: Tensor, group: dict[str, Any], evidence: Observed, place: Place | None) -> None:
-        """Let the rule move a parameter, from where it was before any shift."""
+    def _shift(
+        self, group: dict[str, Any], observed: dict[Tensor, Observed], seeds: dict[Tensor, int]
+    ) -> dict[Tensor, Place]:
+        """Move the parameters of a group from θ to θ + δ."""
         options = _options(group)
-        state = self._state(parameter, evidence, options)
-        if place is None:
-            window, saved = open_window(parameter, state, evidence.rows, options), None
-        else:
-            window, saved = look_again(place.window, parameter), place.saved
-            if by_rows(state) and not len(window.slots.seen) > 1 and window.rows is None:
-                # rows began to be counted apart after the shift
-                window = open_window(parameter, state, None, options)
-                saved = saved.view_as(window.theta)
-        source, count = fitted(evidence.source, evidence.counts, window.theta.shape)
-        if place is None and not options.neighbours:
-            # averages that are just being started wait for a step that shows them the curvature too, unless they can
-            # have that of their neighbours
-            count = count * (window.slots.seen >= options.bootstrap)
+        jobs: dict[Tensor, Job] = {}
+        places: dict[Tensor, Place] = {}
+        for parameter in group["params"]:
+            if parameter in observed:
+                evidence = observed[parameter]
+                window = open_window(parameter, self._state(parameter, evidence, options), evidence.rows, options)
+                saved = self._saved.get(parameter)
+                if saved is None or saved.shape != window.theta.shape or saved.dtype != window.theta.dtype:
+                    saved = self._saved[parameter] = torch.empty_like(window.theta, requires_grad=False)
+                jobs[parameter] = _job(window, saved, evidence._replace(source=Gradient(evidence.source[0])))
+                places[parameter] = Place(window, saved)
+        shift_tensors(list(jobs.values()), [seeds[parameter] for parameter in jobs], options)
+        for parameter, place in places.items():
+            put_back_theta(place.window, parameter, place.window.theta)
+        return places
+
+    def _update(self, group: dict[str, Any], observed: dict[Tensor, Observed], places: dict[Tensor, Place]) -> None:
+        """Let the rule move the parameters of a group, from where they were before any shift."""
+        options = _options(group)
+        windows: dict[Tensor, Window] = {}
+        jobs: dict[Tensor, Job] = {}
+        for parameter in group["params"]:
+            if parameter in observed:
+                evidence, place = observed[parameter], places.get(parameter)
+                state = self._state(parameter, evidence, options)
+                if place is None:
+                    window, saved = open_window(parameter, state, evidence.rows, options), None
+                else:
+                    window, saved = look_again(place.window, parameter), place.saved
+                    if window.rows is None and window.slots.seen is not state["seen"]:
+                        # rows began to be counted apart after the shift
+                        window = open_window(parameter, state, None, options)
+                job = _job(window, saved, evidence)
+                if place is None and not options.neighbours:
+                    # averages that are just being started wait for a step that shows them the curvature too, unless
+                    # they can have that of their neighbours
+                    job = job._replace(count=job.count * (window.slots.seen >= options.bootstrap))
+                windows[parameter], jobs[parameter] = window, job
+        if not jobs:
+            return
         scale = Scale(lr=float(group["lr"]), weight_decay=group["weight_decay"])
-        seen = window.slots.seen.clone()
-        self._outliers[parameter] = update_tensor(source, window.theta, saved, window.slots, count, scale, options)
-        group["samples"] = float(evidence.counts.max()) if len(evidence.counts) else group["samples"]
-        put_back_theta(window, parameter, window.theta)
-        put_back_state(window, state)
-        if "iterate" in state:
-            follow(parameter, state, window.rows, count, seen, options)
+        neighbours = [self._neighbours(parameter, job, options) for parameter, job in jobs.items()]
+        outliers = update_tensors(list(jobs.values()), neighbours, scale, options)
+        self._outliers.update(zip(jobs, outliers, strict=True))
+        *_, last = jobs.values()
+        group["samples"] = float(last.count.max()) if last.count.numel() else group["samples"]
+        for parameter, window in windows.items():
+            put_back_theta(window, parameter, window.theta)
+            put_back_state(window, parameter, self.state[parameter])
+            places.pop(parameter, None)
+
+    def _neighbours(self, parameter: Tensor, job: Job, options: Options) -> Neighbours:
+        """Mean curvatures are kept: they change only where a second gradient was seen, or rows come and go."""
+        if not options.neighbours:
+            return NOTHING
+        mean = self._mean_curvature.pop(parameter, None) or mean_curvature(job)
+        if job.saved is None and parameter in self._warm and job.count.numel() == 1:
+            self._mean_curvature[parameter] = mean
+        return neighbours_of(job, mean, options)
 
     def _skip(self, loss: Tensor) -> Tensor:
         """Leave a step out; too many in a row are an error."""
@@ -361,12 +395,16 @@ class VSGD(Optimizer):
 
     def _is_cold(self) -> bool:
         """Are averages still being started? Rare rows of a table may be so for ever, and are not asked."""
-        states = [(group, self.state[p]) for group in self.param_groups for p in group["params"] if p in self._reached]
-        dense = [(group, state) for group, state in states if not by_rows(state)]
-        return not states or any(float(state["seen"]) < _options(group).bootstrap for group, state in dense)
-
-    def _second_gradient_is_due(self) -> bool:
-        return self._is_cold() or any(group["steps"] % group["curvature_every"] == 0 for group in self.param_groups)
+        cold = not self._reached
+        for group in self.param_groups:
+            bootstrap = _options(group).bootstrap
+            for parameter in group["params"]:
+                if parameter in self._reached and parameter not in self._warm and not by_rows(self.state[parameter]):
+                    if float(self.state[parameter]["seen"]) >= bootstrap:
+                        self._warm.add(parameter)
+                    else:
+                        cold = True
+        return cold
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up where `state_dict` left off, to the bit. A state of another model is refused and nothing changes."""
@@ -394,6 +432,13 @@ class VSGD(Optimizer):
 def _options(group: dict[str, Any]) -> Options:
     options = group["options"]
     return options if isinstance(options, Options) else Options(**options)
+
+
+def _job(window: Window, saved: Tensor | None, evidence: Observed) -> Job:
+    """Of a table with dense gradients, all rows have the same count."""
+    rows = window.slots.seen.numel()
+    count = evidence.counts if evidence.counts.numel() == rows else evidence.counts.expand(rows).contiguous()
+    return Job(window.theta, saved, window.average, count, window.slots, evidence.source)
 
 
 def _seed(steps: int, place: int) -> int:

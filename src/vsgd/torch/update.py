@@ -1,4 +1,4 @@
-"""The update of one parameter tensor: the rule as the body of a fused loop over its coordinates.
+"""The update of one parameter tensor, as arithmetic that runs on whole tensors and as the body of a loop.
 
 Tensors are seen as rows × columns, each row with its own count: a dense parameter is one long row, an embedding has a
 row for every entry that was touched.
@@ -9,14 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from vsgd.options import PAPER, Options
-from vsgd.probe import random_sign, shift, tensor_shift
+from vsgd.options import Options
 from vsgd.rule import Array, Moments, Neighbours, State, step
-
-OPTIONS = PAPER
-"""What the loops below are compiled with: as constants, so that whatever is switched off costs nothing."""
 
 
 class Slots(NamedTuple):
@@ -55,7 +49,10 @@ class Averages(NamedTuple):
 class Weighted(NamedTuple):
     """The same when the step goes along another direction than the mean gradient."""
 
-    averages: Averages
+    grad: Any
+    grad_sq: Any
+    diff_abs: Any
+    diff_sq: Any
     direction: Any
 
 
@@ -102,25 +99,28 @@ def advance(
     return theta, state, info.outlier
 
 
+# Sources are read by position: a compiled loop sees any of them as `MOST_PARTS` matrices, the first of which are there.
+
+
 def read_gradient(source: Gradient, at: Any) -> tuple[Averages, Array]:
-    g = source.grad[at]
+    g = source[0][at]
     return Averages(grad=g, grad_sq=g * g, diff_abs=g - g, diff_sq=g - g), g
 
 
 def read_pair(source: GradientPair, at: Any) -> tuple[Averages, Array]:
-    g = source.grad[at]
-    diff = g - source.shifted[at]
+    g = source[0][at]
+    diff = g - source[1][at]
     return Averages(grad=g, grad_sq=g * g, diff_abs=abs(diff), diff_sq=diff * diff), g
 
 
-def read_averages(source: Averages, at: Any) -> tuple[Averages, Array]:
-    g = source.grad[at]
-    return Averages(g, source.grad_sq[at], source.diff_abs[at], source.diff_sq[at]), g
+def read_averages(source: Averages | Weighted, at: Any) -> tuple[Averages, Array]:
+    g = source[0][at]
+    return Averages(grad=g, grad_sq=source[1][at], diff_abs=source[2][at], diff_sq=source[3][at]), g
 
 
 def read_weighted(source: Weighted, at: Any) -> tuple[Averages, Array]:
-    averages, _ = read_averages(source.averages, at)
-    return averages, source.direction[at]
+    averages, _ = read_averages(source, at)
+    return averages, source[4][at]
 
 
 READERS: dict[type, Callable[..., tuple[Averages, Array]]] = {
@@ -129,6 +129,8 @@ READERS: dict[type, Callable[..., tuple[Averages, Array]]] = {
     Averages: read_averages,
     Weighted: read_weighted,
 }
+
+MOST_PARTS = max(len(kind._fields) for kind in (Gradient, GradientPair, Averages, Weighted))
 
 
 def load(slots: Slots, at: Any, seen: Array) -> State:
@@ -150,44 +152,3 @@ class Probe(NamedTuple):
     size: Any
     seed: Any
     """Of the coins that decide the signs, one for each place in the tensor."""
-
-
-def shift_loop(
-    theta: Any, saved: Any, grad: Any, slots: Slots, count: Any, probe: Probe, first: int, width: int
-) -> None:
-    """Keep θ in `saved` and put θ + δ in its place. `first` is the place of the first coordinate. Compiled."""
-    for r in range(theta.shape[0]):
-        n, seen = count[r], slots.seen[r]
-        for c in range(theta.shape[1]):
-            saved[r, c] = theta[r, c]
-            if OPTIONS.tensor_probe > 0:
-                theta[r, c] += tensor_shift(probe.size, random_sign(first + r * width + c, probe.seed))
-            else:
-                theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, OPTIONS)
-
-
-def update_loop(
-    read: Any, source: Any, theta: Any, saved: Any, slots: Slots, count: Any, neighbours: Neighbours, scale: Scale
-) -> np.int32:
-    """`advance` every coordinate, from `saved` if there was a shift, and count the outliers. Compiled.
-
-    The counter is 32 bits wide, so that as many coordinates as possible go through the processor at once.
-    """
-    outliers = np.int32(0)
-    for r in range(theta.shape[0]):
-        n, seen = count[r], slots.seen[r]
-        for c in range(theta.shape[1]):
-            evidence, direction = read(source, (r, c))
-            state = load(slots, (r, c), seen)
-            here = theta[r, c]
-            if saved is None:
-                new, state, outlier = advance(here, None, state, evidence, direction, n, neighbours, scale, OPTIONS)
-            else:
-                start = saved[r, c]
-                new, state, outlier = advance(
-                    start, here - start, state, evidence, direction, n, neighbours, scale, OPTIONS
-                )
-            theta[r, c] = new
-            keep(slots, (r, c), state)
-            outliers = np.int32(outliers + np.int32(outlier))
-    return outliers

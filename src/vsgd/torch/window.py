@@ -1,4 +1,5 @@
-"""A parameter and its state as rows × columns: their own memory where possible, copies to be put back where not."""
+"""The part of a parameter and its state that a step touches: their own memory where possible, copies to be put back
+where not."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ LIKE_PARAMETER = Slots._fields[:-1]
 
 
 class Window(NamedTuple):
-    """What the loops work on. `rows` are those of a table that were touched; None means all of the parameter."""
+    """Contiguous tensors to work on. `rows` are those of a table that were touched; None means all of the parameter."""
 
     theta: Tensor
+    average: Tensor | None
     slots: Slots
     rows: Tensor | None
 
@@ -43,7 +45,7 @@ def new_state(parameter: Tensor, options: Options, apart: bool) -> dict[str, Ten
 
 
 def by_rows(state: dict[str, Tensor]) -> bool:
-    return len(state["seen"]) > 1
+    return state["seen"].numel() > 1
 
 
 def count_by_rows(state: dict[str, Tensor], parameter: Tensor) -> None:
@@ -52,25 +54,40 @@ def count_by_rows(state: dict[str, Tensor], parameter: Tensor) -> None:
         state["seen"] = state["seen"].expand(parameter.shape[0]).clone()
 
 
-def rows_of(tensor: Tensor, parameter: Tensor, rows: Tensor | None, width: int) -> Tensor:
+def average_in(state: dict[str, Tensor]) -> Tensor | None:
+    """The average of the iterates, during a step."""
+    return state.get("average", state.get("iterate"))
+
+
+def touched(tensor: Tensor, parameter: Tensor, rows: Tensor | None) -> Tensor:
     """The touched rows of a tensor shaped like the parameter, in the precision of the loops."""
     tensor = tensor.detach() if rows is None else tensor.detach().index_select(0, rows)
-    return tensor.to(precision(parameter)).contiguous().view(-1, width)
+    return tensor.to(precision(parameter)).contiguous()
 
 
 def open_window(parameter: Tensor, state: dict[str, Tensor], rows: Tensor | None, options: Options) -> Window:
-    width = parameter.shape[1:].numel() if by_rows(state) else parameter.numel()
-    seen = state["seen"] if rows is None else state["seen"].index_select(0, rows)
-    slots = Slots(**{name: rows_of(state[name], parameter, rows, width) for name in LIKE_PARAMETER}, seen=seen)
+    average = average_in(state)
+    as_it_is = rows is None and parameter.dtype in NATIVE and parameter.is_contiguous()
+    if as_it_is and (average is None or average.is_contiguous()):
+        window = Window(parameter, average, Slots(*(state[name] for name in Slots._fields)), None)
+    else:
+        seen = state["seen"] if rows is None else state["seen"].index_select(0, rows)
+        window = Window(
+            theta=touched(parameter, parameter, rows),
+            average=None if average is None else touched(average, parameter, rows),
+            slots=Slots(**{name: touched(state[name], parameter, rows) for name in LIKE_PARAMETER}, seen=seen),
+            rows=rows,
+        )
     if by_rows(state):
         # a row that was never touched has its memory set now: a large table is not written just to say so
-        slots.memory.add_((seen == 0)[:, None] * (options.memory - slots.memory))
-    return Window(theta=rows_of(parameter, parameter, rows, width), slots=slots, rows=rows)
+        memory = window.slots.memory.view(window.slots.seen.numel(), parameter.shape[1:].numel())
+        memory.add_((window.slots.seen == 0)[:, None] * (options.memory - memory))
+    return window
 
 
 def look_again(window: Window, parameter: Tensor) -> Window:
     """The same window on what the parameter holds now, rounded to its precision."""
-    return window._replace(theta=rows_of(parameter, parameter, window.rows, window.theta.shape[1]))
+    return window if window.theta is parameter else window._replace(theta=touched(parameter, parameter, window.rows))
 
 
 def put_back_theta(window: Window, parameter: Tensor, theta: Tensor) -> None:
@@ -83,9 +100,20 @@ def put_back_theta(window: Window, parameter: Tensor, theta: Tensor) -> None:
         torch.autograd.graph.increment_version(parameter)  # compiled loops write behind autograd's back
 
 
-def put_back_state(window: Window, state: dict[str, Tensor]) -> None:
+def put_back_state(window: Window, parameter: Tensor, state: dict[str, Tensor]) -> None:
+    """Write copies back; of a window that is the parameter itself there are none."""
+    if window.theta is parameter:
+        return
     for name, part in zip(Slots._fields, window.slots, strict=True):
         if window.rows is not None:
             state[name].index_copy_(0, window.rows, part.view(-1, *state[name].shape[1:]))
         elif part.data_ptr() != state[name].data_ptr():
             state[name] = part.view(state[name].shape)
+    average = average_in(state)
+    if window.average is not None and average is not None:
+        if window.rows is not None:
+            average.index_copy_(0, window.rows, window.average.to(average.dtype))
+        elif window.average.data_ptr() != average.data_ptr():
+            average.copy_(window.average)
+        if "average" in state:
+            state["iterate"].copy_(average)

@@ -88,12 +88,13 @@ def test_whole_tensors_equal_the_loops(options, kind, shape, by_torch):
 
 
 @BOTH
-def test_shift_of_whole_tensors_equals_the_loop(options):
+@pytest.mark.parametrize("downhill", [False, True])
+def test_shift_of_whole_tensors_equals_the_loop(options, downhill):
     looped = job_of((6, 5), GradientPair)
     whole = copied(looped)
-    probe = Probe(options.tensor_probe * looped.theta.square().mean().sqrt(), 12345)
+    probe = Probe(options.tensor_probe * looped.theta.square().mean().sqrt(), int(downhill), 12345)
     before = looped.theta.clone()
-    shift_tensors([looped], [12345], options)
+    shift_tensors([looped], [downhill], [12345], options)
     assert torch.equal(looped.saved, before)
     shift_whole(whole, probe, torch.arange(30), options)
     torch.testing.assert_close(whole, looped)
@@ -105,13 +106,19 @@ def test_shifts_are_of_one_size_with_signs_at_random():
     signs = []
     for seed in (1, 2):
         job = Job(theta.clone(), torch.empty_like(theta), None, torch.ones(1), slots, Gradient(theta))
-        shift_tensors([job], [seed], NETWORKS)
+        shift_tensors([job], [False], [seed], NETWORKS)
         delta = job.theta - job.saved
         torch.testing.assert_close(delta.abs(), torch.full_like(theta, 0.03) * theta.square().mean().sqrt())
         signs.append(delta.sign())
     first, second = signs
     for products in (first, second, first * second, first[:, 1:] * first[:, :-1], first[:, 64:] * first[:, :-64]):
         assert abs(float(products.mean())) < 0.04, "four standard errors"
+
+
+def test_rows_of_a_table_are_shifted_the_way_their_steps_go():
+    job = job_of((6, 5), GradientPair)
+    shift_tensors([job], [True], [1], NETWORKS)
+    assert torch.equal((job.theta - job.saved).sign(), -job.source.grad.sign())
 
 
 @BOTH
@@ -123,7 +130,7 @@ def test_threads_change_nothing(options, shapes, dtype, monkeypatch):
     for threads in (1, 3):
         torch.set_num_threads(threads)
         jobs = [job_of(shape, GradientPair, dtype) for shape in shapes]
-        shift_tensors(jobs, range(len(jobs)), options)
+        shift_tensors(jobs, [shape[0] > 1 for shape in shapes], range(len(jobs)), options)
         outliers = update_tensors(jobs, [neighbours_of(job, options) for job in jobs], SCALE, options)
         results.append((jobs, outliers))
     torch.testing.assert_close(*results, rtol=0, atol=0)

@@ -127,3 +127,50 @@ def test_a_compiled_model_trains():
         for _ in range(20):
             opt.step(closure_for(called, opt))
     torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=1e-4, atol=1e-5)
+
+
+def long_after_a_while(scale: float, steps: int = 21):
+    """Closure calls at each step, when the loss of the last one is multiplied."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    opt = VSGD(model.parameters())
+    calls = []
+    for step in range(steps):
+        calls.append(0)
+        rows = torch.randint(len(X), (8,))
+
+        def closure(step=step, rows=rows):
+            calls[step] += 1
+            opt.zero_grad()
+            loss = F.cross_entropy(model(X[rows]), Y[rows]) * (scale if step == steps - 1 else 1.0)
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+    return calls
+
+
+def test_an_unusually_long_gradient_is_looked_at_twice():
+    *_, before, usual = long_after_a_while(1.0, steps=22)
+    *_, before, unusual = long_after_a_while(100.0, steps=22)
+    assert (before, usual, unusual) == (2, 1, 2), "21 is a step without a second gradient, 20 one with"
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_a_deep_network_learns_one_minibatch_by_heart(activation):
+    """Without noise all coordinates step at once, and the curvature that counts can change between two looks at it."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(11) for layer in (nn.Linear(64, 64), activation())]
+    model = nn.Sequential(*layers, nn.Linear(64, 10))
+    opt = VSGD(model.parameters())
+    x, y = torch.randn(32, 64), torch.randint(10, (32,))
+
+    def closure():
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    losses = [float(opt.step(closure)) for _ in range(300)]
+    assert max(losses) < 2 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]

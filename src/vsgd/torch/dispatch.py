@@ -16,30 +16,30 @@ from torch import Tensor
 
 from vsgd.kernels import compiled, compiled_with, matrix_at
 from vsgd.options import Options
-from vsgd.probe import guessed_curvature, probe_size, random_sign, shift, tensor_shift
+from vsgd.probe import guessed_curvature, probe_size, shift, tensor_shift
 from vsgd.rule import Neighbours, averaging_weight, follow
 from vsgd.torch.loops import Job, shift_each, update_each
-from vsgd.torch.update import MOST_PARTS, READERS, Probe, Scale, Slots, advance, each_tensor, keep, load
+from vsgd.torch.update import MOST_PARTS, READERS, Probe, Scale, Slots, advance, each_tensor, keep, load, side
 
 PIECE = 1 << 16
 """Coordinates below which a second thread is not worth waking."""
 
 
-def shift_tensors(jobs: Sequence[Job], seeds: Sequence[int], options: Options) -> None:
-    """Add δ to θ, in place, and keep what it was in `saved`. The seeds are of the random signs of each tensor."""
+def shift_tensors(jobs: Sequence[Job], downhill: Sequence[bool], seeds: Sequence[int], options: Options) -> None:
+    """Add δ to θ, in place, and keep what it was in `saved`. See `Probe` for what decides on which side."""
     for places in _alike(jobs):
         these = [jobs[place] for place in places]
-        probes = [Probe(shift_size(jobs[place].theta, options), seeds[place]) for place in places]
+        probes = [Probe(shift_size(jobs[k].theta, options), int(downhill[k]), seeds[k]) for k in places]
         if these[0].theta.is_cpu:
             number = _number(these[0])
             loop = _loop(shift_each, options, number, READERS[type(these[0].source)])
-            sizes: Any = np.array([float(probe.size) for probe in probes], number)
-            signs = np.array([probe.seed for probe in probes])
-            _on_threads(partial(loop, sizes, signs), these)
+            sizes, downhills, coins = zip(*probes, strict=True)
+            together = Probe(np.array(sizes, number), np.array(downhills), np.array(coins))
+            _on_threads(partial(loop, together), these)
         else:
             for job, probe in zip(these, probes, strict=True):
-                count = torch.arange(job.theta.numel(), device=job.theta.device)
-                _tensor_function(shift_whole)(by_rows(job), probe, count, options)
+                place = torch.arange(job.theta.numel(), device=job.theta.device)
+                _tensor_function(shift_whole)(by_rows(job), probe, place, options)
 
 
 def update_tensors(
@@ -78,25 +78,27 @@ def _update_one_by_one(jobs: list[Job], neighbours: list[Neighbours], scale: Sca
     ]
 
 
-def shift_size(theta: Tensor, options: Options) -> Tensor:
+def shift_size(theta: Tensor, options: Options) -> Any:
     """|δ| of a tensor, or of the rows that were touched."""
-    return probe_size(root_mean_square(theta), options)  # type: ignore[no-any-return]
+    return probe_size(root_mean_square(theta), options)
 
 
-def root_mean_square(tensor: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(tensor)
-    return norm / math.sqrt(max(tensor.numel(), 1))
+def root_mean_square(tensor: Tensor) -> Any:
+    """On the CPU it is a float, which is quicker to calculate with."""
+    norm = torch.linalg.vector_norm(tensor) / math.sqrt(max(tensor.numel(), 1))
+    return float(norm) if norm.is_cpu else norm
 
 
 def mean_curvature(job: Job) -> Neighbours:
     """That of all coordinates of a tensor, or of the rows that were touched."""
-    return Neighbours(job.slots.curv.mean(), job.slots.curv_sq.mean())
+    curv, curv_sq = job.slots.curv.mean(), job.slots.curv_sq.mean()
+    return Neighbours(float(curv), float(curv_sq)) if curv.is_cpu else Neighbours(curv, curv_sq)
 
 
 def neighbours_of(job: Job, mean: Neighbours, options: Options) -> Neighbours:
     """What the coordinates of a tensor tell each other of their curvature."""
     curv, curv_sq = mean
-    if options.tensor_probe and not (curv.is_cpu and curv):  # to ask elsewhere would be to wait
+    if options.tensor_probe and (isinstance(curv, Tensor) or curv == 0):  # to ask a GPU would be to wait
         guess = guessed_curvature(curv, root_mean_square(job.slots.grad), shift_size(job.theta, options))
         curv, curv_sq = curv + guess, curv_sq + guess * guess
     return Neighbours(options.neighbours * curv, options.neighbours * curv_sq)
@@ -119,7 +121,7 @@ def shift_whole(job: Job, probe: Probe, place: Tensor, options: Options) -> None
     theta = job.theta
     job.saved.copy_(theta)
     if options.tensor_probe > 0:
-        theta += tensor_shift(probe.size, random_sign(place.view_as(theta), probe.seed))
+        theta += tensor_shift(probe.size, side(place.view_as(theta), job.source[0], probe))
     else:
         state = load(job.slots, ..., job.slots.seen[:, None])
         theta += shift(state, job.source[0], job.count[:, None], options)

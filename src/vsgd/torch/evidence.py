@@ -58,11 +58,23 @@ SMALLEST_SHIFT = 1e-5
 """No shift is smaller; differences of gradients will be divided by it, and squared."""
 
 
-def all_finite(loss: Tensor, grads: Iterable[Grad]) -> bool:
-    """One look at everything, squares included, so that a GPU is waited for once."""
+def squared_lengths(loss: Tensor, grads: Iterable[Grad]) -> list[float]:
+    """Of the gradients, in one look, so that a GPU is waited for once. None if they, or the loss, are too large."""
     norms = torch._foreach_norm([grad.values for grad in grads])
-    squares = (torch.stack([norm.to(loss.device, torch.float32) for norm in norms]) / SMALLEST_SHIFT) ** 2
-    return bool((squares.sum() + loss.detach().reshape(())).isfinite())
+    everything = [norm.to(loss.device, torch.float32) for norm in (loss.detach().reshape(()), *norms)]
+    value, *lengths = torch.stack(everything).tolist()
+    squares = [length * length for length in lengths]
+    usable = abs(value) + sum(squares) / SMALLEST_SHIFT**2 < torch.finfo(torch.float32).max
+    return squares if usable else []
+
+
+def expected_squared_lengths(states: list[dict[str, Tensor]], samples: int) -> list[float]:
+    """Of mean gradients over so many samples: Σ (ḡ² + σ²/n)."""
+    total = torch.stack(torch._foreach_norm([state["grad_sq"] for state in states], 1))
+    if samples > 1:
+        signal = torch.stack(torch._foreach_norm([state["grad"] for state in states])) ** 2
+        total = (total + (samples - 1) * signal) / samples
+    return total.tolist()
 
 
 @functools.cache

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.options import PAPER
-from vsgd.probe import random_sign, shift, tensor_shift
+from vsgd.probe import shift, tensor_shift
 from vsgd.rule import Neighbours, averaging_weight, follow
-from vsgd.torch.update import Probe, Scale, Slots, advance, keep, load
+from vsgd.torch.update import Probe, Scale, Slots, advance, keep, load, side
 
 OPTIONS = PAPER
 """What the loops below are compiled with: as constants, so that whatever is switched off costs nothing."""
@@ -87,13 +87,14 @@ def job_at(addresses: Any, part: Part, like: Any) -> Job:
     )
 
 
-def shift_each(sizes: Any, seeds: Any, addresses: Any, shapes: Any, begin: int, end: int) -> None:
+def shift_each(probes: Probe, addresses: Any, shapes: Any, begin: int, end: int) -> None:
     """`shift_loop` on the coordinates from `begin` to `end`, those of all tensors counted through. Compiled."""
     before = 0
     for t in range(len(shapes)):
         rows, columns = shapes[t]
         part = part_of(rows, columns, begin - before, end - before)
-        shift_loop(job_at(addresses[t], part, sizes), part.first, Probe(sizes[t], seeds[t]))
+        probe = Probe(probes.size[t], probes.downhill[t], probes.seed[t])
+        shift_loop(job_at(addresses[t], part, probes.size), part.first, probe)
         before += rows * columns
 
 
@@ -105,7 +106,7 @@ def shift_loop(job: Job, first: int, probe: Probe) -> None:
         for c in range(theta.shape[1]):
             saved[r, c] = theta[r, c]
             if OPTIONS.tensor_probe > 0:
-                theta[r, c] += tensor_shift(probe.size, random_sign(first + r * theta.shape[1] + c, probe.seed))
+                theta[r, c] += tensor_shift(probe.size, side(first + r * theta.shape[1] + c, grad[r, c], probe))
             else:
                 theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, OPTIONS)
 

@@ -12,33 +12,26 @@ from torch.optim import Optimizer
 
 from vsgd.options import NETWORKS, Options
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.rule import Neighbours
-from vsgd.torch.averaging import Mark, begin, iterates_in_place
+from vsgd.torch.averaging import Mark, iterates_in_place
 from vsgd.torch.checks import Closure, check_loss, check_parameters, checked_closures
 from vsgd.torch.diagnostics import Diagnosis, diagnose
-from vsgd.torch.dispatch import mean_curvature, neighbours_of, shift_tensors, update_tensors
-from vsgd.torch.evidence import Grad, Observed, all_finite, along, as_rows, of_minibatches, of_samples
-from vsgd.torch.loops import Job
+from vsgd.torch.evidence import (
+    Grad,
+    Observed,
+    along,
+    as_rows,
+    expected_squared_lengths,
+    of_minibatches,
+    of_samples,
+    squared_lengths,
+)
+from vsgd.torch.moving import Place, new_scratch, options_of, put_back, shift_group, update_group
 from vsgd.torch.replay import Replay, living_normalisations
 from vsgd.torch.samples import Recorder
-from vsgd.torch.update import Gradient, Scale
-from vsgd.torch.window import (
-    Window,
-    by_rows,
-    count_by_rows,
-    look_again,
-    new_state,
-    open_window,
-    precision,
-    put_back_state,
-    put_back_theta,
-)
+from vsgd.torch.window import by_rows, precision
 
 PATIENCE = 10
 """Steps in a row that may be skipped because something was not finite."""
-
-
-NOTHING = Neighbours(0.0, 0.0)
 
 
 class NotFinite(Exception):
@@ -53,14 +46,8 @@ class Evaluation(NamedTuple):
 
     loss: Tensor
     grads: dict[Tensor, Grad]
+    squared_lengths: dict[Tensor, float]
     recording: Any
-
-
-class Place(NamedTuple):
-    """Where a parameter was before it was shifted."""
-
-    window: Window
-    saved: Tensor
 
 
 class VSGD(Optimizer):
@@ -72,7 +59,8 @@ class VSGD(Optimizer):
         lr: a factor on the rates, for those who want a schedule or groups that learn more slowly. Not needed.
         weight_decay: pulls parameters towards zero with the rate of each; not part of the statistics.
         options: constants of the rule; `vsgd.NETWORKS` unless told. `vsgd.PAPER` is the published pseudocode.
-        curvature_every: take the second gradient in every so many steps only; 4 unless told, 1 with `vsgd.PAPER`.
+        curvature_every: take the second gradient in every so many steps, and where the first is unusually long.
+            4 unless told; 1, which is always, with `vsgd.PAPER`.
         maximize: climb instead of descend.
         reduction: with a model, whether its loss is the "mean" or the "sum" over the rows.
         reweight: with a model, weigh each row by one over the number of others whose gradients interfere with its own
@@ -123,12 +111,12 @@ class VSGD(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         group = {**self.defaults, **param_group}
         if group["curvature_every"] is None:
-            group["curvature_every"] = int(_options(group).curvature_every)
+            group["curvature_every"] = int(options_of(group).curvature_every)
         for name, least in (("lr", 0), ("weight_decay", 0), ("curvature_every", 1)):
             if not group[name] >= least:
                 raise ValueError(f"{name} is {group[name]}, it must be at least {least}")
         # a plain dict, so that checkpoints hold nothing but numbers and tensors
-        group["options"] = _options(group)._asdict()
+        group["options"] = options_of(group)._asdict()
         if self.param_groups:
             group["steps"] = self.param_groups[0]["steps"]
         super().add_param_group(group)
@@ -141,12 +129,9 @@ class VSGD(Optimizer):
 
     def _forget(self) -> None:
         """Drop what is not worth saving."""
-        self._outliers: dict[Tensor, int | Tensor] = {}
         self._reached: set[Tensor] = set(self.state) if hasattr(self, "state") else set()
-        self._saved: dict[Tensor, Tensor] = {}  # kept between steps: fresh memory is slow to come by
         self._marks: dict[Tensor, Mark] = {}
-        self._mean_curvature: dict[Tensor, Neighbours] = {}
-        self._warm: set[Tensor] = set()
+        self._scratch = new_scratch()
         self._normalisations = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -186,13 +171,13 @@ class VSGD(Optimizer):
         try:
             loss, observed = self._observe(closures, replays, places, scaler)
             for group in self.param_groups:
-                self._update(group, observed, places)
+                update_group(group, self.state, self._scratch, observed, places)
         except NotFinite as error:
             for replay in replays:
                 replay.undo()
             return self._skip(error.loss)
         finally:
-            _put_back(places)  # where something went wrong, or the second evaluation did not reach
+            put_back(places)  # where something went wrong, or the second evaluation did not reach
         self._reached = set(observed)
         for group in self.param_groups:
             group["steps"] += 1
@@ -207,11 +192,12 @@ class VSGD(Optimizer):
         raw = {parameter: parameter.grad for parameter in self._parameters()}
         there: list[Evaluation] | None = None
         cold = self._is_cold()
-        if cold or any(group["steps"] % group["curvature_every"] == 0 for group in self.param_groups):
+        due = cold or any(group["steps"] % group["curvature_every"] == 0 for group in self.param_groups)
+        if due or any(self._is_unusual(evaluation) for evaluation in here):
             observed = self._weigh(here, None, scaler, exact=cold)
             seeds = {p: _seed(self.param_groups[0]["steps"], place) for place, p in enumerate(self._parameters())}
             for group in self.param_groups:
-                places.update(self._shift(group, observed, seeds))
+                places.update(shift_group(group, self.state, self._scratch, observed, seeds))
             there = [self._evaluate(r.again, c, scaler) for r, c in zip(replays, closures, strict=True)]
         observed = self._weigh(here, there, scaler)
         if scaler is not None:
@@ -241,11 +227,25 @@ class VSGD(Optimizer):
                 "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "
                 "given to VSGD"
             )
-        if not all_finite(loss, grads.values()):
+        lengths = squared_lengths(loss, grads.values())
+        if not lengths:
             if scaler is not None:
                 scaler.unscale_(self)
-            raise NotFinite(loss)
-        return Evaluation(loss=loss.detach().reshape(()), grads=grads, recording=recording)
+            raise NotFinite(loss.detach())
+        squares = dict(zip(grads, lengths, strict=True))
+        return Evaluation(loss=loss.detach().reshape(()), grads=grads, squared_lengths=squares, recording=recording)
+
+    def _is_unusual(self, evaluation: Evaluation) -> bool:
+        """Is the gradient of a tensor as long as that of an outlier? Its curvature is then not the usual one either."""
+        samples = 1 if self._recorder is None else evaluation.recording.count
+        for group in self.param_groups:
+            known = [p for p in group["params"] if p in evaluation.grads and p in self._scratch.warm]
+            if known:
+                limit = options_of(group).outlier_sigmas ** 2
+                expected = expected_squared_lengths([self.state[p] for p in known], samples)
+                if any(evaluation.squared_lengths[p] > limit * e for p, e in zip(known, expected, strict=True)):
+                    return True
+        return False
 
     def _weigh(
         self, here: list[Evaluation], there: list[Evaluation] | None, scaler: Any, exact: bool = True
@@ -294,71 +294,6 @@ class VSGD(Optimizer):
             for p, group in dense.items()
         }
 
-    def _shift(
-        self, group: dict[str, Any], observed: dict[Tensor, Observed], seeds: dict[Tensor, int]
-    ) -> dict[Tensor, Place]:
-        """Move the parameters of a group from θ to θ + δ."""
-        options = _options(group)
-        jobs: dict[Tensor, Job] = {}
-        places: dict[Tensor, Place] = {}
-        for parameter in group["params"]:
-            if parameter in observed:
-                evidence = observed[parameter]
-                window = open_window(parameter, self._state(parameter, evidence, options), evidence.rows, options)
-                saved = self._saved.get(parameter)
-                if saved is None or saved.shape != window.theta.shape or saved.dtype != window.theta.dtype:
-                    saved = self._saved[parameter] = torch.empty_like(window.theta, requires_grad=False)
-                jobs[parameter] = _job(window, saved, evidence._replace(source=Gradient(evidence.source[0])))
-                places[parameter] = Place(window, saved)
-        shift_tensors(list(jobs.values()), [seeds[parameter] for parameter in jobs], options)
-        for parameter, place in places.items():
-            put_back_theta(place.window, parameter, place.window.theta)
-        return places
-
-    def _update(self, group: dict[str, Any], observed: dict[Tensor, Observed], places: dict[Tensor, Place]) -> None:
-        """Let the rule move the parameters of a group, from where they were before any shift."""
-        options = _options(group)
-        windows: dict[Tensor, Window] = {}
-        jobs: dict[Tensor, Job] = {}
-        for parameter in group["params"]:
-            if parameter in observed:
-                evidence, place = observed[parameter], places.get(parameter)
-                state = self._state(parameter, evidence, options)
-                if place is None:
-                    window, saved = open_window(parameter, state, evidence.rows, options), None
-                else:
-                    window, saved = look_again(place.window, parameter), place.saved
-                    if window.rows is None and window.slots.seen is not state["seen"]:
-                        # rows began to be counted apart after the shift
-                        window = open_window(parameter, state, None, options)
-                job = _job(window, saved, evidence)
-                if place is None and not options.neighbours:
-                    # averages that are just being started wait for a step that shows them the curvature too, unless
-                    # they can have that of their neighbours
-                    job = job._replace(count=job.count * (window.slots.seen >= options.bootstrap))
-                windows[parameter], jobs[parameter] = window, job
-        if not jobs:
-            return
-        scale = Scale(lr=float(group["lr"]), weight_decay=group["weight_decay"])
-        neighbours = [self._neighbours(parameter, job, options) for parameter, job in jobs.items()]
-        outliers = update_tensors(list(jobs.values()), neighbours, scale, options)
-        self._outliers.update(zip(jobs, outliers, strict=True))
-        *_, last = jobs.values()
-        group["samples"] = float(last.count.max()) if last.count.numel() else group["samples"]
-        for parameter, window in windows.items():
-            put_back_theta(window, parameter, window.theta)
-            put_back_state(window, parameter, self.state[parameter])
-            places.pop(parameter, None)
-
-    def _neighbours(self, parameter: Tensor, job: Job, options: Options) -> Neighbours:
-        """Mean curvatures are kept: they change only where a second gradient was seen, or rows come and go."""
-        if not options.neighbours:
-            return NOTHING
-        mean = self._mean_curvature.pop(parameter, None) or mean_curvature(job)
-        if job.saved is None and parameter in self._warm and job.count.numel() == 1:
-            self._mean_curvature[parameter] = mean
-        return neighbours_of(job, mean, options)
-
     def _skip(self, loss: Tensor) -> Tensor:
         """Leave a step out; too many in a row are an error."""
         for group in self.param_groups:
@@ -373,7 +308,7 @@ class VSGD(Optimizer):
 
     def info(self) -> Diagnosis:
         """Rates, memory and noise of every tensor, and the batch size worth using. `print` shows it as a table."""
-        return diagnose(self, self._outliers)
+        return diagnose(self, self._scratch.outliers)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -383,27 +318,18 @@ class VSGD(Optimizer):
     def _devices(self) -> set[torch.device]:
         return {parameter.device for parameter in self._parameters()}
 
-    def _state(self, parameter: Tensor, evidence: Observed, options: Options) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state.update(new_state(parameter, options, evidence.by_rows))
-            if options.average_iterates:
-                begin(parameter, state)
-        elif evidence.by_rows:
-            count_by_rows(state, parameter)
-        return state
-
     def _is_cold(self) -> bool:
         """Are averages still being started? Rare rows of a table may be so for ever, and are not asked."""
         cold = not self._reached
         for group in self.param_groups:
-            bootstrap = _options(group).bootstrap
+            bootstrap = options_of(group).bootstrap
             for parameter in group["params"]:
-                if parameter in self._reached and parameter not in self._warm and not by_rows(self.state[parameter]):
-                    if float(self.state[parameter]["seen"]) >= bootstrap:
-                        self._warm.add(parameter)
-                    else:
-                        cold = True
+                if parameter not in self._reached or parameter in self._scratch.warm or by_rows(self.state[parameter]):
+                    continue
+                if float(self.state[parameter]["seen"]) >= bootstrap:
+                    self._scratch.warm.add(parameter)
+                else:
+                    cold = True
         return cold
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -429,26 +355,9 @@ class VSGD(Optimizer):
         self._reached = set(self.state)
 
 
-def _options(group: dict[str, Any]) -> Options:
-    options = group["options"]
-    return options if isinstance(options, Options) else Options(**options)
-
-
-def _job(window: Window, saved: Tensor | None, evidence: Observed) -> Job:
-    """Of a table with dense gradients, all rows have the same count."""
-    rows = window.slots.seen.numel()
-    count = evidence.counts if evidence.counts.numel() == rows else evidence.counts.expand(rows).contiguous()
-    return Job(window.theta, saved, window.average, count, window.slots, evidence.source)
-
-
 def _seed(steps: int, place: int) -> int:
     """Different for every step and every parameter."""
     return (steps * 0x9E3779B97F4A7C15 + place * 0xBF58476D1CE4E5B9) % (1 << 63)
-
-
-def _put_back(places: dict[Tensor, Place]) -> None:
-    for parameter, place in places.items():
-        put_back_theta(place.window, parameter, place.saved)
 
 
 def _scale_of(scaler: Any) -> float:

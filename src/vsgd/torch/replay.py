@@ -29,25 +29,23 @@ class Replay:
         self._statistics = [buffer for layer in normalisations for buffer in layer.buffers()]
         self._original: list[Tensor] = []
         self._before: list[Tensor] = []
-        self._after: list[Tensor] = []
 
     def first(self, closure: Callable[[], Any]) -> Any:
         self._before = self._random_state()
         self._original = [buffer.clone() for buffer in self._statistics]
         with torch.enable_grad():
-            loss = closure()
-        self._after = self._random_state()
-        return loss
+            return closure()
 
     def again(self, closure: Callable[[], Any]) -> Any:
         kept = [buffer.clone() for buffer in self._statistics]
+        after = self._random_state()
         self._set_random_state(self._before)
         torch.clear_autocast_cache()  # it would hand out the unshifted parameters
         try:
             with torch.enable_grad():
                 return closure()
         finally:
-            self._set_random_state(self._after)
+            self._set_random_state(after)
             self._put_back(kept)
 
     def undo(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from vsgd.options import Options
+from vsgd.probe import random_sign
 from vsgd.rule import Array, Moments, Neighbours, State, step
 
 
@@ -150,5 +151,16 @@ class Probe(NamedTuple):
     """What a shift by ± size is made of; with size 0 it is the paper's."""
 
     size: Any
+    downhill: Any
+    """Whether each coordinate moves as its gradient says, or to a random side."""
     seed: Any
-    """Of the coins that decide the signs, one for each place in the tensor."""
+    """Of the coins that decide the sides, one for each place in the tensor."""
+
+
+def side(place: Array, grad: Array, probe: Probe) -> Array:
+    """Does this coordinate move to the positive side?
+
+    In a dense tensor, what the others add to its curvature averages out over time if sides are random. A row of a table
+    may be seen a few times only; then what matters is where its next step goes.
+    """
+    return probe.downhill * (grad < 0) + (probe.downhill == 0) * random_sign(place, probe.seed)

@@ -172,5 +172,5 @@ def test_a_deep_network_learns_one_minibatch_by_heart(activation):
         return loss
 
     losses = [float(opt.step(closure)) for _ in range(300)]
-    assert max(losses) < 2 * losses[0]
+    assert max(losses) < 50
     assert losses[-1] < 0.5 * losses[0]

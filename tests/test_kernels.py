@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 
 import vsgd
-from vsgd.kernels import compiled_with
+from vsgd import COLUMNS, PAPER
+from vsgd.kernels import calling, compiled_with
+from vsgd.linear import kernel
 
 FIT = """
 import time
@@ -62,3 +64,9 @@ def test_constants_of_another_type_are_compiled_anew():
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "cache").write_text("a file, not a folder")
     assert fit(Path(vsgd.__file__).parents[1], tmp_path / "cache")[1]
+
+
+def test_machine_code_of_other_constants_has_another_name():
+    """Two processes compile, a third loads both: by one name its linker would take one for the other."""
+    names = {calling(kernel.train, compiled_with, OPTIONS=options).__qualname__ for options in (PAPER, COLUMNS)}
+    assert len(names) == 2

@@ -16,7 +16,7 @@ from vsgd.kernels import compiled_with
 from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, kernel, new_model, threads, train_on
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
-from vsgd.linear.model import MEMORY, SEEN, THETA
+from vsgd.linear.model import CURV, LARGEST, MEMORY, SEEN, THETA
 from vsgd.probe import column_curvature, column_shift
 from vsgd.rule import init
 
@@ -121,6 +121,7 @@ def test_threads_share_the_classes(text_like):
         trained(X, y, epochs=2, outputs=3, threads=n, loss=CLASSIFICATION["hinge"], one_vs_rest=True) for n in (1, 3)
     )
     np.testing.assert_array_equal(one.table, three.table)
+    np.testing.assert_array_equal(one.curvature, three.curvature)
 
 
 @pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])
@@ -210,6 +211,21 @@ def test_the_first_steps_of_a_row_do_not_pass_its_optimum(entries):
         for (x, largest), own in zip(row, reach, strict=True)
     )
     assert total <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 3.0], [3.0, 1.0]])
+def test_no_row_is_taken_to_be_much_flatter_than_the_others(weights):
+    """The first row is classified surely, so that it has no curvature worth the name. Columns are theirs alone."""
+    task = Task(CLASSIFICATION["log_loss"], intercept=False)
+    own, levelled = [], []
+    for options, curvatures in ((COLUMNS._replace(flattest=0.0), own), (COLUMNS, levelled)):
+        model = new_model(2, 1, task, options, 0)
+        model.table[0, THETA], model.table[0, LARGEST] = 20.0, 1.0
+        train_on(model, as_rows(np.eye(2)), np.arange(2), np.ones(2), np.array(weights), Training(task, options))
+        curvatures += model.table[:, CURV, 0].tolist()
+    mean = sum(own) / sum(weights)
+    assert own[0] < 1e-8 < own[1]
+    np.testing.assert_allclose(levelled, [COLUMNS.flattest * weights[0] * mean, own[1]])
 
 
 @pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])

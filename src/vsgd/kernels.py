@@ -39,19 +39,28 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled_with(function)
 
 
+def digest_of(constants: dict[str, Any]) -> str:
+    return hashlib.sha256(repr(constants).encode()).hexdigest()[:16]
+
+
 def calling(
     function: Callable[..., Any], compile: Callable[..., Callable[..., Any]], **constants: Any
 ) -> Callable[..., Any]:
     """A copy of a plain function that calls compiled functions instead of plain ones of this package.
 
-    Some of its globals are set to `constants`, and so are those of its callees that have a global of that name.
+    Some of its globals are set to `constants`, and so are those of its callees that have a global of that name. They
+    are part of its own name: had two processes compiled two functions of one name, and a third loaded both from disk,
+    its linker would take one for the other.
     """
     scope = {**function.__globals__, **constants}
     for name in function.__code__.co_names:
         callee = scope.get(name)
         if isinstance(callee, types.FunctionType) and callee.__module__.startswith("vsgd."):
             scope[name] = compile(callee, **{n: value for n, value in constants.items() if n in callee.__globals__})
-    return types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    if constants:
+        copy.__qualname__ += "_" + digest_of(constants)
+    return copy
 
 
 @once
@@ -110,7 +119,7 @@ def kept(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
     before = config.CACHE_DIR
     with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: compile anew each time
         try:
-            config.CACHE_DIR = str(cache_folder() / hashlib.sha256(repr(constants).encode()).hexdigest()[:16])
+            config.CACHE_DIR = str(cache_folder() / digest_of(constants))
             dispatcher.enable_caching()
         finally:
             config.CACHE_DIR = before

@@ -26,6 +26,8 @@ class Options(NamedTuple):
             (0 in the paper).
         curvature_every: in every so many steps a second gradient is taken (1 in the paper).
         average_iterates: whether the weights to use are a moving average of those the steps went through.
+        flattest: with `column_probe`, no row is taken to have less than this share of the mean curvature of all so far
+            (0: whatever it has).
     """
 
     epsilon: float = 1e-5
@@ -43,6 +45,7 @@ class Options(NamedTuple):
     neighbours: float = 0.0
     curvature_every: float = 1.0
     average_iterates: bool = False
+    flattest: float = 0.0
 
 
 PAPER = Options()
@@ -59,6 +62,7 @@ COLUMNS = Options(
     memory_limit=100.0,
     column_probe=True,
     caution=0.1,
+    flattest=0.25,
 )
 """For linear models: no constant in it has the unit of a feature or of the loss, so neither matters."""
 

@@ -17,7 +17,7 @@ from vsgd.files.schema import Schema, from_json
 from vsgd.linear import Model
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION, Task
 
-VERSION = 2
+VERSION = 3
 
 
 class Trained(NamedTuple):

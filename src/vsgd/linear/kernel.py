@@ -123,6 +123,22 @@ def probe_rows(
             work.curvature[i, k] = cautious(curvature(slope, work.shifted[i, k], size), slope, size, OPTIONS)
 
 
+def level(batch: Any, model: Model, weights: Any, work: Workspace) -> None:
+    """Take no row to be much flatter than rows have been on average.
+
+    A row that is classified surely has nearly no curvature, so that Newton's step would move its output by a unit at
+    every visit, though there is next to nothing left to learn from it.
+    """
+    for i in range(len(batch)):
+        for k in range(work.margin.shape[1]):
+            model.curvature[0, k] += work.curvature[i, k]
+            model.curvature[1, k] += weights[batch[i]]
+    for i in range(len(batch)):
+        for k in range(work.margin.shape[1]):
+            mean = weights[batch[i]] * model.curvature[0, k] / model.curvature[1, k]
+            work.curvature[i, k] = max(work.curvature[i, k], OPTIONS.flattest * mean)
+
+
 def sum_up(batch: Any, work: Workspace) -> None:
     """Sums of gradients, of curvatures and of their squares. At δ = ḡ, curvature is per unit of shift here."""
     moments, delta = work.moments, work.delta
@@ -246,6 +262,8 @@ def train(
             unit = 1.0 if task.natural_unit else typical_residual(model, batch, targets, work)
             choose_shifts(0, coordinates, work)
             probe_rows(0, len(batch), model, unit, batch, targets, weights, task, work)
+            if OPTIONS.flattest > 0:
+                level(batch, model, weights, work)
         else:
             sum_gradients(batch, slots, work)
             choose_shifts(0, coordinates, work)

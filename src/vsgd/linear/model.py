@@ -20,12 +20,14 @@ class Model(NamedTuple):
     Attributes:
         table: columns × 8 × outputs.
         average: columns × outputs, the averaged θ; empty if there is no averaging.
+        curvature: 2 × outputs, sums over all rows so far: their curvature in the output, and their weight.
         residual: a typical |margin − target|, for losses that do not say what a margin of 1 means.
         progress: a seed, minibatches and rows so far.
     """
 
     table: Any
     average: Any
+    curvature: Any
     residual: Any
     progress: Any
 
@@ -44,6 +46,7 @@ def new_model(columns: int, outputs: int, task: Task, options: Options, seed: in
     return Model(
         table=table,
         average=np.zeros((columns if task.average else 0, outputs)),
+        curvature=np.zeros((2, outputs)),
         residual=np.zeros(1),
         progress=np.array([seed, 0, 0], np.int64),
     )

@@ -32,9 +32,16 @@ def split(model: Model, parts: int) -> list[Model]:
     """The same model as several, a few outputs each."""
     tables = np.array_split(model.table, parts, axis=2)
     averages = np.array_split(model.average, parts, axis=1)
+    curvatures = np.array_split(model.curvature, parts, axis=1)
     return [
-        Model(np.ascontiguousarray(table), np.ascontiguousarray(average), model.residual.copy(), model.progress.copy())
-        for table, average in zip(tables, averages, strict=True)
+        Model(
+            table=np.ascontiguousarray(table),
+            average=np.ascontiguousarray(average),
+            curvature=np.ascontiguousarray(curvature),
+            residual=model.residual.copy(),
+            progress=model.progress.copy(),
+        )
+        for table, average, curvature in zip(tables, averages, curvatures, strict=True)
     ]
 
 
@@ -42,6 +49,7 @@ def join(model: Model, parts: list[Model]) -> None:
     """Put the parts back."""
     np.concatenate([part.table for part in parts], axis=2, out=model.table)
     np.concatenate([part.average for part in parts], axis=1, out=model.average)
+    np.concatenate([part.curvature for part in parts], axis=1, out=model.curvature)
     model.progress[:] = parts[0].progress
 
 

@@ -110,7 +110,7 @@ def rate(mean: Moments, count: Array, options: Options = PAPER, neighbours: Neig
 
     With σ² = v̄ − ḡ² the share of signal, n ḡ² / (n ḡ² + σ²), is n ḡ² / (v̄ + (n−1) ḡ²) as printed. The factor
     n/(n−z) of eq. 4 is in the gradient already, which averages over the non-zero samples only. Where a coordinate
-    shows (almost) no curvature of its own, that of its `neighbours` decides.
+    shows (almost) no curvature of its own, that of its `neighbours` decides; they come with normalized curvature only.
     """
     reliable = share(count * (mean.grad * mean.grad), noise(mean, options))
     if neighbours is not None and options.neighbours > 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vsgd.options import Options
-from vsgd.rule import Moments, rate, variance
+from vsgd.rule import Moments, Neighbours, rate, variance
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,6 +78,7 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, int | Tensor]) -> Diagnosis:
             ready = state["seen"] >= options.bootstrap
             mean = Moments(*(_rows(state[field], ready) for field in Moments._fields))
             memory = _rows(state["memory"], ready)
+            neighbours = Neighbours(options.neighbours * mean.curv.mean(), options.neighbours * mean.curv_sq.mean())
             sigma_sq = variance(mean.grad, mean.grad_sq)
             noise += float(sigma_sq.sum())
             signal += float((mean.grad**2).sum())
@@ -85,7 +86,7 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, int | Tensor]) -> Diagnosis:
                 TensorInfo(
                     name=name,
                     coordinates=memory.numel(),
-                    rate=_quantiles(rate(mean, group["samples"], options) * group["lr"]),
+                    rate=_quantiles(rate(mean, group["samples"], options, neighbours) * group["lr"]),
                     memory=_quantiles(memory),
                     signal_to_noise=_quantiles(mean.grad**2 / (sigma_sq + options.epsilon)),
                     outliers=float(outliers.get(parameter, 0)) / max(1, memory.numel()),

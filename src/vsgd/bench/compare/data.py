@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import gzip
-import os
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.errors import UserError
+from vsgd.bench.datasets import MissingData, locate
 
 
 class Split(NamedTuple):
@@ -23,20 +21,6 @@ class Split(NamedTuple):
     y: Tensor
     x_test: Tensor
     y_test: Tensor
-
-
-class MissingData(UserError):
-    """A file is not where it should be."""
-
-
-def locate(name: str) -> Path:
-    """Where a data file is."""
-    folder = os.environ.get("VSGD_DATA")
-    if folder is None:
-        raise MissingData(f"set VSGD_DATA to a folder that holds {name}")
-    if not (path := Path(folder) / name).exists():
-        raise MissingData(f"put {name} into {folder}, the folder that VSGD_DATA names")
-    return path
 
 
 def read(name: str) -> bytes:

@@ -79,14 +79,6 @@ def averaged_dog(model: nn.Module, _: None) -> Any:
     return AveragedDoG(model)
 
 
-def vsgd_default(model: nn.Module, _: None) -> Any:
-    return VSGD(model.parameters())
-
-
-def vsgd_paper(model: nn.Module, _: None) -> Any:
-    return VSGD(model.parameters(), options=PAPER)
-
-
 def vsgd_with(options: Options, model: nn.Module, _: None) -> Any:
     return VSGD(model.parameters(), options=options)
 
@@ -119,6 +111,10 @@ class Rival(NamedTuple):
         return self.package == "vsgd"
 
 
+def _ours(name: str, title: str, options: Options, note: str) -> Rival:
+    return Rival(name, title, partial(vsgd_with, options), note, package="vsgd", module="vsgd", sparse=True)
+
+
 def _free(name: str, title: str, package: str, optimizer: str, note: str, module: str | None = None) -> Rival:
     """An optimizer that promises to need no tuning."""
     make = partial(foreign, module or package, optimizer)
@@ -133,16 +129,8 @@ def _schedule_free(name: str, title: str, optimizer: str, note: str) -> Rival:
 OURS = "vsgd"
 
 RIVALS = (
-    Rival(OURS, "vSGD", vsgd_default, "`VSGD(model.parameters())`", package="vsgd", module="vsgd", sparse=True),
-    Rival(
-        "vsgd-paper",
-        "vSGD, paper",
-        vsgd_paper,
-        "`VSGD(model.parameters(), options=PAPER)`",
-        package="vsgd",
-        module="vsgd",
-        sparse=True,
-    ),
+    _ours(OURS, "vSGD", NETWORKS, "`VSGD(model.parameters())`"),
+    _ours("vsgd-paper", "vSGD, paper", PAPER, "`VSGD(model.parameters(), options=PAPER)`"),
     Rival(
         "sgd",
         "best SGD",
@@ -183,10 +171,7 @@ RIVALS = (
 def _without(name: str, title: str, **changes: Any) -> Rival:
     """Our default with one of its deviations from the paper taken back."""
     note = ", ".join(f"{key}={value:g}" for key, value in changes.items())
-    make = partial(vsgd_with, NETWORKS._replace(**changes))
-    return Rival(
-        f"vsgd-{name}", title, make, f"`NETWORKS._replace({note})`", package="vsgd", module="vsgd", sparse=True
-    )
+    return _ours(f"vsgd-{name}", title, NETWORKS._replace(**changes), f"`NETWORKS._replace({note})`")
 
 
 ABLATIONS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from vsgd.bench.compare.rivals import Rival
 from vsgd.bench.compare.runs import Job, load, save
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
+from vsgd.bench.datasets import MissingData, locate
 
 TUNED_ON = 0
 """The seed that settings are chosen on."""
@@ -46,12 +46,11 @@ def why_absent(item: Workload | Rival) -> str | None:
     if isinstance(item, Rival):
         missing = importlib.util.find_spec(item.module) is None
         return f"pip install {item.package}, or 'vsgd[compare]' for all" if missing else None
-    folder = os.environ.get("VSGD_DATA")
-    for name in item.files:
-        if folder is None:
-            return f"set VSGD_DATA to a folder that holds {name}"
-        if not (Path(folder) / name).exists():
-            return f"put {name} into {folder}, the folder that VSGD_DATA names"
+    try:
+        for name in item.files:
+            locate(name)
+    except MissingData as missing_data:
+        return str(missing_data)
     return None
 
 
@@ -61,9 +60,8 @@ def tuning_runs(out: Path, workload: Workload, rival: Rival) -> dict[float | Non
     return {setting: run for setting, run in runs.items() if run is not None}
 
 
-def best_setting(out: Path, workload: Workload, rival: Rival) -> float | None:
+def best_setting(rival: Rival, runs: dict[float | None, Run]) -> float | None:
     """The setting with the lowest final loss on one seed."""
-    runs = tuning_runs(out, workload, rival)
     return min(rival.settings, key=lambda setting: runs[setting].final if setting in runs else math.inf)
 
 
@@ -95,7 +93,7 @@ def _best_settings(out: Path, workload: Workload, rival: Rival, seeds: int) -> l
     """The best of each grid on the other seeds; what has no grid is done, or has failed once already."""
     if len(rival.settings) == 1:
         return []
-    setting = best_setting(out, workload, rival)
+    setting = best_setting(rival, tuning_runs(out, workload, rival))
     return [Job(workload, rival, setting, seed) for seed in range(seeds)]
 
 
@@ -121,9 +119,10 @@ def assemble(workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int,
         for rival in table.rivals:
             if workload.name in absent or rival.name in absent:
                 continue
-            if len(tuning_runs(out, workload, rival)) < len(rival.settings):
+            tuned = tuning_runs(out, workload, rival)
+            if len(tuned) < len(rival.settings):
                 continue  # half a grid has no best
-            setting = best_setting(out, workload, rival)
+            setting = best_setting(rival, tuned)
             found = {seed: load(out, Job(workload, rival, setting, seed)) for seed in range(seeds)}
             runs = {seed: run for seed, run in found.items() if run is not None}
             if len(runs) == seeds:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -21,6 +20,8 @@ import numpy as np
 from vsgd.bench.sparse.problems import Problem, problems
 from vsgd.bench.sparse.rivals import EPOCHS, Fit, Rival, rivals
 from vsgd.bench.sparse.stream import is_random, streams
+from vsgd.disk import write_whole
+from vsgd.errors import UserError
 
 PACKAGES = ("vsgd", "numpy", "numba", "scikit-learn", "scipy", "vowpalwabbit", "river")
 
@@ -121,11 +122,11 @@ def main() -> None:
     results = Results(arguments.results)
     command = f"VSGD_DATA=... python -m vsgd.bench.sparse --seeds {arguments.seeds}"
     lines = heading(command, arguments.seeds) + compare(results, arguments.seeds) + follow(results, arguments.seeds)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = arguments.out.with_name(f".{arguments.out.name}.{os.getpid()}")
-    temporary.write_text("\n".join(lines) + "\n")
-    temporary.replace(arguments.out)
+    write_whole(arguments.out, "\n".join(lines) + "\n", make_folder=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -1,13 +1,11 @@
-"""The data sets of the comparison, read from the folder that VSGD_DATA names. Nothing is downloaded."""
+"""The data sets of the comparison."""
 
 from __future__ import annotations
 
 import csv
 import functools
 import gzip
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +13,8 @@ from scipy import sparse
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+from vsgd.bench.datasets import locate
 
 
 class Split(NamedTuple):
@@ -29,13 +29,7 @@ class Split(NamedTuple):
 
 
 def open_text(name: str) -> Any:
-    folder = os.environ.get("VSGD_DATA")
-    if folder is None:
-        raise SystemExit("VSGD_DATA does not name the folder of the data sets")
-    try:
-        return gzip.open(Path(folder) / name, "rt")
-    except OSError as error:
-        raise SystemExit(f"{Path(folder) / name}: {error.strerror}") from error
+    return gzip.open(locate(name), "rt")
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from closures import closure_of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vsgd.torch import VSGD, TensorBoard, plot  # noqa: E402
@@ -61,15 +62,8 @@ def test_a_line_for_every_tensor_that_learned():
     assert opt.info().tensors == []
     assert math.isinf(opt.info().noise_scale)
     x = torch.randn(16, 4)
-
-    def closure():
-        opt.zero_grad()
-        loss = model(x).abs().mean()
-        loss.backward()
-        return loss
-
     for _ in range(20):
-        opt.step(closure)
+        opt.step(closure_of(opt, lambda: model(x).abs().mean()))
     diagnosis = opt.info()
     assert [t.name for t in diagnosis.tensors] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     for tensor in diagnosis.tensors:
@@ -90,15 +84,8 @@ def test_tensorboard(tmp_path):
     writer = tensorboard.SummaryWriter(str(tmp_path))
     opt.register_step_post_hook(TensorBoard(writer, every=5))
     x = torch.randn(8, 3)
-
-    def closure():
-        opt.zero_grad()
-        loss = model(x).abs().mean()
-        loss.backward()
-        return loss
-
     for _ in range(20):
-        opt.step(closure)
+        opt.step(closure_of(opt, lambda: model(x).abs().mean()))
     writer.close()
     found = events.EventAccumulator(str(tmp_path)).Reload()
     assert [e.step for e in found.Scalars("vsgd/rate/weight")] == [5, 10, 15, 20]

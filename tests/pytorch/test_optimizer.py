@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from closures import closure_of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vsgd import NETWORKS, PAPER  # noqa: E402
@@ -119,15 +120,8 @@ def test_memory_layout_does_not_matter():
         model = nn.Conv2d(3, 4, 3).to(memory_format=layout).double()
         opt = VSGD(model.parameters())
         x = torch.randn(8, 3, 6, 6, dtype=torch.float64)
-
-        def closure(model=model, opt=opt, x=x):
-            opt.zero_grad()
-            loss = model(x).abs().mean()
-            loss.backward()
-            return loss
-
         for _ in range(30):
-            opt.step(closure)
+            opt.step(closure_of(opt, lambda model=model, x=x: model(x).abs().mean()))
         results.append([p.detach().clone() for p in model.parameters()])
     torch.testing.assert_close(*results)
 

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from closures import closure_of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from vsgd.torch import VSGD  # noqa: E402
@@ -139,14 +140,11 @@ def long_after_a_while(scale: float, steps: int = 21):
         calls.append(0)
         rows = torch.randint(len(X), (8,))
 
-        def closure(step=step, rows=rows):
-            calls[step] += 1
-            opt.zero_grad()
-            loss = F.cross_entropy(model(X[rows]), Y[rows]) * (scale if step == steps - 1 else 1.0)
-            loss.backward()
-            return loss
+        def loss(rows=rows, times=scale if step == steps - 1 else 1.0):
+            calls[-1] += 1
+            return times * F.cross_entropy(model(X[rows]), Y[rows])
 
-        opt.step(closure)
+        opt.step(closure_of(opt, loss))
     return calls
 
 
@@ -164,13 +162,7 @@ def test_a_deep_network_learns_one_minibatch_by_heart(activation):
     model = nn.Sequential(*layers, nn.Linear(64, 10))
     opt = VSGD(model.parameters())
     x, y = torch.randn(32, 64), torch.randint(10, (32,))
-
-    def closure():
-        opt.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
+    closure = closure_of(opt, lambda: F.cross_entropy(model(x), y))
     losses = [float(opt.step(closure)) for _ in range(300)]
     assert max(losses) < 50
     assert losses[-1] < 0.5 * losses[0]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.kernels import compiled, compiled_with, matrix_at
+from vsgd.kernels import compiled, kept, matrix_at
 from vsgd.options import Options
 from vsgd.probe import guessed_curvature, probe_size, shift, tensor_shift
 from vsgd.rule import Neighbours, averaging_weight, follow
@@ -164,9 +164,7 @@ def _loop(
     loop: Callable[..., Any], options: Options, number: Any, read: Callable[..., Any], shifted: bool = True
 ) -> Callable[..., Any]:
     """Everything that is known beforehand is a constant of the machine code."""
-    return compiled_with(
-        loop, OPTIONS=_typed(options, number), SHIFTED=shifted, READ=compiled(read), MATRIX=matrix_at()
-    )
+    return kept(loop, OPTIONS=_typed(options, number), SHIFTED=shifted, READ=compiled(read), MATRIX=matrix_at())
 
 
 def _number(job: Job) -> type:

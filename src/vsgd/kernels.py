@@ -6,10 +6,14 @@ import contextlib
 import functools
 import hashlib
 import os
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+NUMBA_SETTINGS = threading.Lock()
+"""To be held by whoever changes them for a moment."""
 
 
 def once(make: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
@@ -118,8 +122,8 @@ def kept(function: Callable[..., Any], **constants: Any) -> Callable[..., Any]:
 
     dispatcher: Any = compiled_with(function, **constants)
     config: Any = numba.core.config
-    before = config.CACHE_DIR
-    with contextlib.suppress(OSError, RuntimeError):  # nowhere to write: compile anew each time
+    with NUMBA_SETTINGS, contextlib.suppress(OSError, RuntimeError):  # nowhere to write: compile anew each time
+        before = config.CACHE_DIR
         try:
             config.CACHE_DIR = str(cache_folder() / digest_of(constants))
             dispatcher.enable_caching()

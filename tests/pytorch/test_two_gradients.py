@@ -130,7 +130,7 @@ def test_a_compiled_model_trains():
     torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=1e-4, atol=1e-5)
 
 
-def long_after_a_while(scale: float, steps: int = 21):
+def long_after_a_while(scale: float, steps: int):
     """Closure calls at each step, when the loss of the last one is multiplied."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3)

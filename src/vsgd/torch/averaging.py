@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.torch.window import NATIVE, precision
+from vsgd.torch.window import NATIVE, conform, precision
 
 State = dict[str, Tensor]
 
@@ -42,6 +42,7 @@ def begin(parameter: Tensor, state: State) -> None:
 def iterates_in_place(states: dict[Tensor, State], marks: dict[Tensor, Mark]) -> Iterator[None]:
     """Within, parameters are the iterates; afterwards, averages again. `marks` are kept from step to step."""
     for parameter, state in states.items():
+        conform(parameter, state)
         if "iterate" in state:
             if marks.get(parameter, mark(parameter)) != mark(parameter):
                 _start_from(parameter, state)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.options import Options
 from vsgd.rule import Moments, Neighbours, rate, variance
+from vsgd.torch.dispatch import neighbours_of
+from vsgd.torch.moving import options_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,7 +70,7 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, int | Tensor]) -> Diagnosis:
     """Read all of it off the optimizer's state; nothing is computed for this during training."""
     tensors, noise, signal = [], 0.0, 0.0
     for number, group in enumerate(opt.param_groups):
-        options = Options(**group["options"])
+        options = options_of(group)
         for index, parameter in enumerate(group["params"]):
             state = opt.state.get(parameter)
             if not state:
@@ -78,7 +79,8 @@ def diagnose(opt: VSGD, outliers: dict[Tensor, int | Tensor]) -> Diagnosis:
             ready = state["seen"] >= options.bootstrap
             mean = Moments(*(_rows(state[field], ready) for field in Moments._fields))
             memory = _rows(state["memory"], ready)
-            neighbours = Neighbours(options.neighbours * mean.curv.mean(), options.neighbours * mean.curv_sq.mean())
+            own = Neighbours(mean.curv.mean(), mean.curv_sq.mean())
+            neighbours = neighbours_of(own, mean.grad, _rows(parameter.detach(), ready), options)
             sigma_sq = variance(mean.grad, mean.grad_sq)
             noise += float(sigma_sq.sum())
             signal += float((mean.grad**2).sum())

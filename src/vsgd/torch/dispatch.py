@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -25,37 +25,50 @@ PIECE = 1 << 16
 """Coordinates below which a second thread is not worth waking."""
 
 
+def alike(jobs: dict[Tensor, Job]) -> list[dict[Tensor, Job]]:
+    """Jobs that go together: of one kind, in one precision, on one device."""
+    kinds: dict[Any, dict[Tensor, Job]] = {}
+    for parameter, job in jobs.items():
+        kind = job.theta.device, job.theta.dtype, type(job.source), job.saved is None
+        kinds.setdefault(kind, {})[parameter] = job
+    return list(kinds.values())
+
+
+def is_like(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype == other.dtype and tensor.device == other.device
+
+
 def shift_tensors(jobs: Sequence[Job], downhill: Sequence[bool], seeds: Sequence[int], options: Options) -> None:
     """Add δ to θ, in place, and keep what it was in `saved`. See `Probe` for what decides on which side."""
-    for places in _alike(jobs):
-        these = [jobs[place] for place in places]
-        probes = [Probe(shift_size(jobs[k].theta, options), int(downhill[k]), seeds[k]) for k in places]
-        if these[0].theta.is_cpu:
-            number = _number(these[0])
-            loop = _loop(shift_each, options, number, READERS[type(these[0].source)])
-            sizes, downhills, coins = zip(*probes, strict=True)
-            together = Probe(np.array(sizes, number), np.array(downhills), np.array(coins))
-            _on_threads(partial(loop, together), these)
-        else:
-            for job, probe in zip(these, probes, strict=True):
-                place = torch.arange(job.theta.numel(), device=job.theta.device)
-                _tensor_function(shift_whole)(by_rows(job), probe, place, options)
+    probes = [
+        Probe(shift_size(job.theta, options), int(down), seed)
+        for job, down, seed in zip(jobs, downhill, seeds, strict=True)
+    ]
+    if jobs[0].theta.is_cpu:
+        number = _number(jobs[0])
+        loop = _loop(shift_each, options, number, READERS[type(jobs[0].source)])
+        sizes, downhills, coins = zip(*probes, strict=True)
+        together = Probe(np.array(sizes, number), np.array(downhills), np.array(coins))
+        _on_threads(partial(loop, together), jobs)
+    else:
+        for job, probe in zip(jobs, probes, strict=True):
+            place = torch.arange(job.theta.numel(), device=job.theta.device)
+            _tensor_function(shift_whole)(by_rows(job), probe, place, options)
 
 
 def update_tensors(
     jobs: Sequence[Job], neighbours: Sequence[Neighbours], scale: Scale, options: Options
-) -> list[int | Tensor]:
+) -> Sequence[int | Tensor]:
     """`vsgd.torch.update.advance` for all of θ, in place. Returns how many coordinates of each were outliers."""
-    outliers: dict[int, int | Tensor] = {}
-    for places in _alike(jobs):
-        these, theirs = [jobs[place] for place in places], [neighbours[place] for place in places]
-        update = _update_together if these[0].theta.is_cpu else _update_one_by_one
-        outliers.update(zip(places, update(these, theirs, scale, options), strict=True))
+    update = _update_together if jobs[0].theta.is_cpu else _update_one_by_one
+    outliers = update(jobs, neighbours, scale, options)
     torch._foreach_add_([job.slots.seen for job in jobs], [job.count for job in jobs])
-    return [outliers[place] for place in range(len(jobs))]
+    return outliers
 
 
-def _update_together(jobs: list[Job], neighbours: list[Neighbours], scale: Scale, options: Options) -> list[int]:
+def _update_together(
+    jobs: Sequence[Job], neighbours: Sequence[Neighbours], scale: Scale, options: Options
+) -> Sequence[int | Tensor]:
     number = _number(jobs[0])
     loop = _loop(update_each, options, number, READERS[type(jobs[0].source)], shifted=jobs[0].saved is not None)
     theirs: Any = np.array(neighbours, number)
@@ -68,7 +81,9 @@ def _update_together(jobs: list[Job], neighbours: list[Neighbours], scale: Scale
     return sum(_on_threads(run, jobs)).tolist()  # type: ignore[no-any-return]
 
 
-def _update_one_by_one(jobs: list[Job], neighbours: list[Neighbours], scale: Scale, options: Options) -> list[Tensor]:
+def _update_one_by_one(
+    jobs: Sequence[Job], neighbours: Sequence[Neighbours], scale: Scale, options: Options
+) -> Sequence[int | Tensor]:
     like = jobs[0].slots.grad
     tensors = Scale(*(torch.as_tensor(value, dtype=like.dtype, device=like.device) for value in scale))
     update = _tensor_function(update_whole)
@@ -89,17 +104,17 @@ def root_mean_square(tensor: Tensor) -> Any:
     return float(norm) if norm.is_cpu else norm
 
 
-def mean_curvature(job: Job) -> Neighbours:
+def mean_curvature(slots: Slots) -> Neighbours:
     """That of all coordinates of a tensor, or of the rows that were touched."""
-    curv, curv_sq = job.slots.curv.mean(), job.slots.curv_sq.mean()
+    curv, curv_sq = slots.curv.mean(), slots.curv_sq.mean()
     return Neighbours(float(curv), float(curv_sq)) if curv.is_cpu else Neighbours(curv, curv_sq)
 
 
-def neighbours_of(job: Job, mean: Neighbours, options: Options) -> Neighbours:
-    """What the coordinates of a tensor tell each other of their curvature."""
+def neighbours_of(mean: Neighbours, grad: Tensor, theta: Tensor, options: Options) -> Neighbours:
+    """What the coordinates of a tensor, whose mean curvature this is, tell each other of it."""
     curv, curv_sq = mean
     if options.tensor_probe and (isinstance(curv, Tensor) or curv == 0):  # to ask a GPU would be to wait
-        guess = guessed_curvature(curv, root_mean_square(job.slots.grad), shift_size(job.theta, options))
+        guess = guessed_curvature(curv, root_mean_square(grad), shift_size(theta, options))
         curv, curv_sq = curv + guess, curv_sq + guess * guess
     return Neighbours(options.neighbours * curv, options.neighbours * curv_sq)
 
@@ -150,15 +165,6 @@ def _tensor_function(function: Callable[..., Any]) -> Callable[..., Any]:
 # --- loops --------------------------------------------------------------------------------------------------------
 
 
-def _alike(jobs: Sequence[Job]) -> Iterator[list[int]]:
-    """Places of jobs that one call can do."""
-    places: dict[Any, list[int]] = {}
-    for place, job in enumerate(jobs):
-        kind = job.theta.device, job.theta.dtype, type(job.source), job.saved is None
-        places.setdefault(kind, []).append(place)
-    return iter(places.values())
-
-
 @functools.cache
 def _loop(
     loop: Callable[..., Any], options: Options, number: Any, read: Callable[..., Any], shifted: bool = True
@@ -187,7 +193,7 @@ def _addresses(job: Job) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors] + [0] * missing
 
 
-def _on_threads(run: Callable[..., Any], jobs: list[Job]) -> list[Any]:
+def _on_threads(run: Callable[..., Any], jobs: Sequence[Job]) -> list[Any]:
     """Give each of torch's threads as many coordinates. `run` takes addresses, shapes, the first and the last."""
     addresses = np.array([_addresses(job) for job in jobs])
     shapes = np.array([_shape(job) for job in jobs])
@@ -195,7 +201,11 @@ def _on_threads(run: Callable[..., Any], jobs: list[Job]) -> list[Any]:
     threads = min(torch.get_num_threads(), max(1, total // PIECE))
     own, *others = itertools.pairwise(total * k // threads for k in range(threads + 1))
     tasks = [_pool(threads - 1).submit(run, addresses, shapes, *part) for part in others]
-    return [run(addresses, shapes, *own), *(task.result() for task in tasks)]
+    try:
+        mine = run(addresses, shapes, *own)
+    finally:
+        wait(tasks)  # whatever happens here, they still write to these addresses
+    return [mine, *(task.result() for task in tasks)]
 
 
 @functools.cache

@@ -52,6 +52,8 @@ def as_rows(grad: Tensor, parameter: Tensor) -> Grad:
     return Grad(grad.values().to(precision(parameter)).contiguous().view(len(rows), parameter.shape[1:].numel()), rows)
 
 
+OTHER_ROWS = "the closure touched other rows when called again; it must compute the same loss twice"
+
 MIXED = "a parameter's gradient was sparse in one evaluation and dense in another; choose one"
 
 SMALLEST_SHIFT = 1e-5
@@ -61,18 +63,23 @@ SMALLEST_SHIFT = 1e-5
 def squared_lengths(loss: Tensor, grads: Iterable[Grad]) -> list[float]:
     """Of the gradients, in one look, so that a GPU is waited for once. None if they, or the loss, are too large."""
     norms = torch._foreach_norm([grad.values for grad in grads])
-    everything = [norm.to(loss.device, torch.float32) for norm in (loss.detach().reshape(()), *norms)]
-    value, *lengths = torch.stack(everything).tolist()
+    value, *lengths = _together([loss.detach().reshape(()), *norms]).tolist()
     squares = [length * length for length in lengths]
     usable = abs(value) + sum(squares) / SMALLEST_SHIFT**2 < torch.finfo(torch.float32).max
     return squares if usable else []
 
 
+def _together(numbers: Iterable[Tensor]) -> Tensor:
+    """Numbers of any precision and device as one tensor."""
+    first, *others = numbers
+    return torch.stack([number.to(first.device, torch.float32) for number in (first, *others)])
+
+
 def expected_squared_lengths(states: list[dict[str, Tensor]], samples: int) -> list[float]:
     """Of mean gradients over so many samples: Σ (ḡ² + σ²/n)."""
-    total = torch.stack(torch._foreach_norm([state["grad_sq"] for state in states], 1))
+    total = _together(torch._foreach_norm([state["grad_sq"] for state in states], 1))
     if samples > 1:
-        signal = torch.stack(torch._foreach_norm([state["grad"] for state in states])) ** 2
+        signal = _together(torch._foreach_norm([state["grad"] for state in states])) ** 2
         total = (total + (samples - 1) * signal) / samples
     return total.tolist()
 
@@ -100,7 +107,7 @@ def _check_pair(before: Grad, after: Grad) -> None:
     if (before.rows is None) != (after.rows is None):
         raise RuntimeError(MIXED)
     if before.rows is not None and not torch.equal(before.rows, after.rows):  # type: ignore[arg-type]
-        raise RuntimeError("the closure touched other rows when called again; it must compute the same loss twice")
+        raise RuntimeError(OTHER_ROWS)
     if before.values.data_ptr() == after.values.data_ptr() and before.values.numel():
         raise RuntimeError(
             "the closure wrote both gradients to the same memory; let backward() make .grad, or clone it"

@@ -10,8 +10,8 @@ from torch import Tensor
 from vsgd.options import Options
 from vsgd.rule import Neighbours
 from vsgd.torch.averaging import begin
-from vsgd.torch.dispatch import mean_curvature, neighbours_of, shift_tensors, update_tensors
-from vsgd.torch.evidence import Observed
+from vsgd.torch.dispatch import alike, is_like, mean_curvature, neighbours_of, shift_tensors, update_tensors
+from vsgd.torch.evidence import OTHER_ROWS, Observed
 from vsgd.torch.loops import Job
 from vsgd.torch.update import Gradient, Scale
 from vsgd.torch.window import (
@@ -60,26 +60,32 @@ def options_of(group: Group) -> Options:
 
 
 def shift_group(
-    group: Group, states: States, scratch: Scratch, observed: dict[Tensor, Observed], seeds: dict[Tensor, int]
-) -> dict[Tensor, Place]:
-    """Move the parameters of a group from θ to θ + δ."""
+    group: Group,
+    states: States,
+    scratch: Scratch,
+    observed: dict[Tensor, Observed],
+    seeds: dict[Tensor, int],
+    places: dict[Tensor, Place],
+) -> None:
+    """Move the parameters of a group from θ to θ + δ; `places` then says where they were."""
     options = options_of(group)
     jobs: dict[Tensor, Job] = {}
-    places: dict[Tensor, Place] = {}
+    windows: dict[Tensor, Window] = {}
     for parameter in group["params"]:
         if parameter in observed:
             evidence = observed[parameter]
             window = open_window(parameter, state_of(parameter, states, evidence, options), evidence.rows, options)
             saved = scratch.saved.get(parameter)
-            if saved is None or saved.shape != window.theta.shape or saved.dtype != window.theta.dtype:
+            if saved is None or saved.shape != window.theta.shape or not is_like(saved, window.theta):
                 saved = scratch.saved[parameter] = torch.empty_like(window.theta, requires_grad=False)
+            windows[parameter] = window
             jobs[parameter] = job_of(window, saved, evidence._replace(source=Gradient(evidence.source[0])))
-            places[parameter] = Place(window, saved)
-    tables = [by_rows(states[parameter]) for parameter in jobs]
-    shift_tensors(list(jobs.values()), tables, [seeds[parameter] for parameter in jobs], options)
-    for parameter, place in places.items():
-        put_back_theta(place.window, parameter, place.window.theta)
-    return places
+    for together in alike(jobs):
+        tables = [by_rows(states[parameter]) for parameter in together]
+        shift_tensors(list(together.values()), tables, [seeds[parameter] for parameter in together], options)
+        places.update({parameter: Place(windows[parameter], job.saved) for parameter, job in together.items()})
+        for parameter in together:
+            put_back_theta(windows[parameter], parameter, windows[parameter].theta)
 
 
 def put_back(places: dict[Tensor, Place]) -> None:
@@ -103,6 +109,8 @@ def update_group(
                 window, saved = open_window(parameter, state, evidence.rows, options), None
             else:
                 window, saved = look_again(place.window, parameter), place.saved
+                if window.rows is not None and (evidence.rows is None or not torch.equal(window.rows, evidence.rows)):
+                    raise RuntimeError(OTHER_ROWS)
                 if window.rows is None and window.slots.seen is not state["seen"]:
                     # rows began to be counted apart after the shift
                     window = open_window(parameter, state, None, options)
@@ -115,40 +123,46 @@ def update_group(
     if not jobs:
         return
     scale = Scale(lr=float(group["lr"]), weight_decay=group["weight_decay"])
-    neighbours = [neighbours_in(parameter, job, scratch, options) for parameter, job in jobs.items()]
-    outliers = update_tensors(list(jobs.values()), neighbours, scale, options)
-    scratch.outliers.update(zip(jobs, outliers, strict=True))
-    *_, last = jobs.values()
-    group["samples"] = float(last.count.max()) if last.count.numel() else group["samples"]
-    for parameter, window in windows.items():
-        put_back_theta(window, parameter, window.theta)
-        put_back_state(window, parameter, states[parameter])
-        places.pop(parameter, None)
+    for together in alike(jobs):
+        neighbours = [neighbours_in(p, windows[p], job, scratch, options) for p, job in together.items()]
+        outliers = update_tensors(list(together.values()), neighbours, scale, options)
+        scratch.outliers.update(zip(together, outliers, strict=True))
+        for parameter in together:
+            window = windows[parameter]
+            put_back_theta(window, parameter, window.theta)
+            put_back_state(window, parameter, states[parameter])
+            places.pop(parameter, None)
+    samples = observed[next(reversed(jobs))].counts
+    group["samples"] = float(samples.max()) if samples.numel() else group["samples"]
 
 
 def state_of(parameter: Tensor, states: States, evidence: Observed, options: Options) -> dict[str, Tensor]:
     state = states[parameter]
     if not state:
         state.update(new_state(parameter, options, evidence.by_rows))
-        if options.average_iterates:
-            begin(parameter, state)
     elif evidence.by_rows:
         count_by_rows(state, parameter)
+    if options.average_iterates and "iterate" not in state:
+        begin(parameter, state)
     return state
 
 
 def job_of(window: Window, saved: Tensor | None, evidence: Observed) -> Job:
     """Of a table with dense gradients, all rows have the same count."""
+    if evidence.source[0].numel() != window.theta.numel():
+        raise RuntimeError(OTHER_ROWS)
     rows = window.slots.seen.numel()
     count = evidence.counts if evidence.counts.numel() == rows else evidence.counts.expand(rows).contiguous()
     return Job(window.theta, saved, window.average, count, window.slots, evidence.source)
 
 
-def neighbours_in(parameter: Tensor, job: Job, scratch: Scratch, options: Options) -> Neighbours:
+def neighbours_in(parameter: Tensor, window: Window, job: Job, scratch: Scratch, options: Options) -> Neighbours:
     """Mean curvatures are kept: they change only where a second gradient was seen, or rows come and go."""
     if not options.neighbours:
         return NO_NEIGHBOURS
-    mean = scratch.mean_curvature.pop(parameter, None) or mean_curvature(job)
-    if job.saved is None and parameter in scratch.warm and job.count.numel() == 1:
+    known = scratch.mean_curvature.pop(parameter, None)
+    dense = window.rows is None and window.slots.seen.numel() == 1
+    mean = known if known and dense else mean_curvature(job.slots)
+    if dense and job.saved is None and parameter in scratch.warm:
         scratch.mean_curvature[parameter] = mean
-    return neighbours_of(job, mean, options)
+    return neighbours_of(mean, job.slots.grad, job.theta, options)

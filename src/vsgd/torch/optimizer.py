@@ -129,7 +129,6 @@ class VSGD(Optimizer):
 
     def _forget(self) -> None:
         """Drop what is not worth saving."""
-        self._reached: set[Tensor] = set(self.state) if hasattr(self, "state") else set()
         self._marks: dict[Tensor, Mark] = {}
         self._scratch = new_scratch()
         self._normalisations = None
@@ -178,7 +177,6 @@ class VSGD(Optimizer):
             return self._skip(error.loss)
         finally:
             put_back(places)  # where something went wrong, or the second evaluation did not reach
-        self._reached = set(observed)
         for group in self.param_groups:
             group["steps"] += 1
             group["skipped_in_a_row"] = 0
@@ -191,13 +189,13 @@ class VSGD(Optimizer):
         here = [self._evaluate(r.first, c, scaler) for r, c in zip(replays, closures, strict=True)]
         raw = {parameter: parameter.grad for parameter in self._parameters()}
         there: list[Evaluation] | None = None
-        cold = self._is_cold()
+        cold = self._is_cold(here)
         due = cold or any(group["steps"] % group["curvature_every"] == 0 for group in self.param_groups)
         if due or any(self._is_unusual(evaluation) for evaluation in here):
             observed = self._weigh(here, None, scaler, exact=cold)
             seeds = {p: _seed(self.param_groups[0]["steps"], place) for place, p in enumerate(self._parameters())}
             for group in self.param_groups:
-                places.update(shift_group(group, self.state, self._scratch, observed, seeds))
+                shift_group(group, self.state, self._scratch, observed, seeds, places)
             there = [self._evaluate(r.again, c, scaler) for r, c in zip(replays, closures, strict=True)]
         observed = self._weigh(here, there, scaler)
         if scaler is not None:
@@ -238,10 +236,12 @@ class VSGD(Optimizer):
     def _is_unusual(self, evaluation: Evaluation) -> bool:
         """Is the gradient of a tensor as long as that of an outlier? Its curvature is then not the usual one either."""
         samples = 1 if self._recorder is None else evaluation.recording.count
+        scale = 1 if self._reduction == "mean" else samples
         for group in self.param_groups:
-            known = [p for p in group["params"] if p in evaluation.grads and p in self._scratch.warm]
+            reached = [p for p in group["params"] if p in evaluation.grads and p in self._scratch.warm]
+            known = [p for p in reached if not by_rows(self.state[p])]
             if known:
-                limit = options_of(group).outlier_sigmas ** 2
+                limit = (options_of(group).outlier_sigmas * scale) ** 2
                 expected = expected_squared_lengths([self.state[p] for p in known], samples)
                 if any(evaluation.squared_lengths[p] > limit * e for p, e in zip(known, expected, strict=True)):
                     return True
@@ -318,18 +318,19 @@ class VSGD(Optimizer):
     def _devices(self) -> set[torch.device]:
         return {parameter.device for parameter in self._parameters()}
 
-    def _is_cold(self) -> bool:
-        """Are averages still being started? Rare rows of a table may be so for ever, and are not asked."""
-        cold = not self._reached
-        for group in self.param_groups:
-            bootstrap = options_of(group).bootstrap
-            for parameter in group["params"]:
-                if parameter not in self._reached or parameter in self._scratch.warm or by_rows(self.state[parameter]):
-                    continue
-                if float(self.state[parameter]["seen"]) >= bootstrap:
-                    self._scratch.warm.add(parameter)
-                else:
+    def _is_cold(self, here: list[Evaluation]) -> bool:
+        """Are averages just being started? Rare rows of a table may be so for ever, and are not asked."""
+        cold = False
+        reached = {parameter for evaluation in here for parameter in evaluation.grads} - self._scratch.warm
+        for group in self.param_groups if reached else []:
+            for parameter in reached.intersection(group["params"]):
+                state = self.state.get(parameter)
+                if not state:
                     cold = True
+                elif not by_rows(state):
+                    warm = float(state["seen"]) >= options_of(group).bootstrap
+                    self._scratch.warm.update([parameter] if warm else [])
+                    cold = cold or not warm
         return cold
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -352,7 +353,6 @@ class VSGD(Optimizer):
             for name, value in state_dict["state"].get(index, {}).items():
                 dtype = parameter.dtype if name == "iterate" else precision(parameter)
                 self.state[parameter][name] = value.to(parameter.device, dtype, copy=True)
-        self._reached = set(self.state)
 
 
 def _seed(steps: int, place: int) -> int:

@@ -54,6 +54,14 @@ def count_by_rows(state: dict[str, Tensor], parameter: Tensor) -> None:
         state["seen"] = state["seen"].expand(parameter.shape[0]).clone()
 
 
+def conform(parameter: Tensor, state: dict[str, Tensor]) -> None:
+    """Let the state follow a parameter that was given another precision or device; loops trust what they are told."""
+    for name, tensor in state.items():
+        dtype = parameter.dtype if name == "iterate" else precision(parameter)
+        if tensor.dtype != dtype or tensor.device != parameter.device:
+            state[name] = tensor.to(parameter.device, dtype)
+
+
 def average_in(state: dict[str, Tensor]) -> Tensor | None:
     """The average of the iterates, during a step."""
     return state.get("average", state.get("iterate"))
@@ -67,9 +75,10 @@ def touched(tensor: Tensor, parameter: Tensor, rows: Tensor | None) -> Tensor:
 
 def open_window(parameter: Tensor, state: dict[str, Tensor], rows: Tensor | None, options: Options) -> Window:
     average = average_in(state)
-    as_it_is = rows is None and parameter.dtype in NATIVE and parameter.is_contiguous()
-    if as_it_is and (average is None or average.is_contiguous()):
-        window = Window(parameter, average, Slots(*(state[name] for name in Slots._fields)), None)
+    slots = Slots(*(state[name] for name in Slots._fields))
+    tensors = (parameter, *slots) if average is None else (parameter, average, *slots)
+    if rows is None and parameter.dtype in NATIVE and all(tensor.is_contiguous() for tensor in tensors):
+        window = Window(parameter, average, slots, None)
     else:
         seen = state["seen"] if rows is None else state["seen"].index_select(0, rows)
         window = Window(

@@ -30,8 +30,8 @@ METHOD = (
     "chosen by the loss that is reported favours the grids.",
     "Held-out loss is judged at the weights that the optimizer's authors ask for: averages for Schedule-Free and DoG, "
     "with the statistics of BatchNorm taken anew from 20 minibatches.",
-    "Seconds are those of a processor, for one thread, judging and compiling left out, so that a busy machine "
-    "changes little.",
+    "Seconds are those of a processor, for one thread, judging and compiling left out. Runs side by side share "
+    "caches, so they are good to some tens of percent.",
     "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
     "A loss that is not finite ends a run as diverged: its loss is infinite.",
     "The constants of vSGD's default were settled in trials on some of these workloads with the first three seeds, "

@@ -105,9 +105,8 @@ def heading(command: str, seeds: int) -> list[str]:
         f"Written by `{command}`. {EPOCHS} epochs, seeds 0 to {seeds - 1}, mean ± standard deviation.",
         "A grid is 13 rates × 4 alphas × 2 schedules (25 rates on unscaled tables); its best member is chosen on the",
         "held-out rows of seed 0, with hindsight, and then run on all seeds. vSGD has its defaults everywhere;",
-        "they were first settled with an eye on the held-out rows of these data sets, then again on a split of the",
-        "training rows and the first 25,000 rows of Elec2. Before the last choice, two held-out losses of another",
-        "variant on tf-idf, ovr, had been seen.",
+        "they were first settled with an eye on the held-out rows of these data sets, then twice more on splits of the",
+        "training rows and the first 25,000 rows of Elec2, with these held-out losses known.",
         "",
         f"{platform.system()}, Python {platform.python_version()}; {', '.join(versions)}.",
     ]

@@ -152,8 +152,11 @@ def test_tensors_that_go_together_change_as_if_alone():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for the names of x86 instructions")
-@pytest.mark.parametrize("kind", [Gradient, GradientPair, Averages, Weighted])
-@BOTH
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(PAPER, GradientPair), (NETWORKS, Gradient), (NETWORKS, GradientPair), (NETWORKS, Averages)],
+    ids=["paper-pair", "networks-gradient", "networks-pair", "networks-averages"],
+)
 def test_the_loop_divides_many_numbers_at_once(kind, options, monkeypatch):
     """A small change of the arithmetic can make the compiler fall back to one number at a time, ten times slower."""
     # machine code from disk has no text

@@ -15,19 +15,18 @@ from vsgd import COLUMNS, PAPER
 from vsgd.kernels import calling, compiled, compiled_with, digest_of
 from vsgd.linear import kernel
 
-FIT = """
-import numpy as np
-from vsgd.sklearn import VSGDClassifier
-X = np.random.default_rng(0).standard_normal((100, 5))
-model = VSGDClassifier(max_iter=3, tol=None, random_state=0).fit(X, X[:, 0] > 0)
-print(model.coef_.tolist())
+STEP = """
+from vsgd import Moments, rule
+from vsgd.kernels import kept
+state = rule.State(mean=Moments(0.5, 1.0, 1.0, 1.0), memory=5.0, seen=20.0)
+print(kept(rule.step)(1.0, state, Moments(1.0, 1.0, 1.0, 1.0), 1.0)[0])
 """
 
 
-def fit(package: Path, cache: Path) -> str:
-    """The coefficients that a process of its own finds."""
+def step(package: Path, cache: Path) -> str:
+    """Where a process of its own goes from 1."""
     environment = {**os.environ, "PYTHONPATH": str(package), "XDG_CACHE_HOME": str(cache)}
-    run = subprocess.run([sys.executable, "-c", FIT], env=environment, capture_output=True, text=True, check=True)
+    run = subprocess.run([sys.executable, "-c", STEP], env=environment, capture_output=True, text=True, check=True)
     return run.stdout
 
 
@@ -37,9 +36,9 @@ def machine_code(cache: Path) -> dict[Path, int]:
 
 def test_another_rule_is_compiled_anew(tmp_path):
     shutil.copytree(Path(vsgd.__file__).parent, tmp_path / "package" / "vsgd")
-    expected = fit(tmp_path / "package", tmp_path / "cache")
+    expected = step(tmp_path / "package", tmp_path / "cache")
     kept = machine_code(tmp_path / "cache")
-    assert fit(tmp_path / "package", tmp_path / "cache") == expected
+    assert step(tmp_path / "package", tmp_path / "cache") == expected
     assert kept
     assert machine_code(tmp_path / "cache") == kept, "the second process compiled nothing"
 
@@ -47,7 +46,7 @@ def test_another_rule_is_compiled_anew(tmp_path):
     text = rule.read_text()
     assert "theta - eta * batch.grad" in text
     rule.write_text(text.replace("theta - eta * batch.grad", "theta - eta * batch.grad - eta * batch.grad"))
-    assert fit(tmp_path / "package", tmp_path / "cache") != expected
+    assert step(tmp_path / "package", tmp_path / "cache") != expected
 
 
 SCALE = (1.0,)
@@ -66,7 +65,7 @@ def test_constants_of_another_type_are_compiled_anew():
 
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path):
     (tmp_path / "cache").write_text("a file, not a folder")
-    assert fit(Path(vsgd.__file__).parents[1], tmp_path / "cache")
+    assert step(Path(vsgd.__file__).parents[1], tmp_path / "cache")
 
 
 def test_machine_code_of_other_constants_has_another_name():
@@ -77,4 +76,4 @@ def test_machine_code_of_other_constants_has_another_name():
 
 def test_functions_among_constants_are_told_apart_by_name():
     """Where they are in memory is different in every process."""
-    assert digest_of({"F": compiled(scaled)}) == digest_of({"F": scaled}) != digest_of({"F": fit})
+    assert digest_of({"F": compiled(scaled)}) == digest_of({"F": scaled}) != digest_of({"F": step})

@@ -1,0 +1,1 @@
+"""One file per algorithm: its constants, state, probe, update and evaluation point."""

@@ -1,10 +1,14 @@
 """Stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
 
-`vsgd.rule` is the method; `vsgd.bench` reproduces the paper and is behind the `vsgd` command.
+`vsgd.algorithms` has the method, one file per algorithm; `vsgd.init` and `vsgd.step` are those of the paper.
+`vsgd.bench` reproduces the paper and is behind the `vsgd` command.
 """
 
-from vsgd.options import COLUMNS, NETWORKS, PAPER, VSGD_2012, Options
-from vsgd.rule import Info, Moments, State, average, init, is_outlier, rate, remember, step
+from vsgd.algorithms.columns import COLUMNS, Columns
+from vsgd.algorithms.networks import NETWORKS, Networks
+from vsgd.algorithms.paper import PAPER, VSGD_2012, Paper, init, probe, rate
+from vsgd.algorithms.paper import update as step
+from vsgd.core import Info, Moments, State, curvature
 
 __version__ = "0.1.0"
 
@@ -13,14 +17,15 @@ __all__ = [
     "NETWORKS",
     "PAPER",
     "VSGD_2012",
+    "Columns",
     "Info",
     "Moments",
-    "Options",
+    "Networks",
+    "Paper",
     "State",
-    "average",
+    "curvature",
     "init",
-    "is_outlier",
+    "probe",
     "rate",
-    "remember",
     "step",
 ]

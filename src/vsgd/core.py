@@ -112,6 +112,16 @@ def curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
     return abs((grad - probed_grad) / delta)
 
 
+def measured_curvature(mean: Moments, diff_abs: Array, diff_sq: Array, delta: Array) -> tuple[Array, Array]:
+    """Mean h^fd and its mean square over samples, from |∇_θ − ∇_{θ+δ}| and its square.
+
+    Where δ vanished in the precision of the parameter nothing was measured, and the averages so far stand in.
+    """
+    vanished = delta == 0
+    inverse = (delta != 0) / (abs(delta) + vanished)
+    return diff_abs * inverse + vanished * mean.curv, diff_sq * inverse * inverse + vanished * mean.curv_sq
+
+
 def descend(theta: Array, step: Array, decay: Array) -> Array:
     """θ ← (θ − step) / (1 + decay), where decay = ηλ is weight decay in implicit form: no rate makes it overshoot."""
-    return (theta - step) / (1 + decay)
+    return (theta - step) / ((decay >= 0) + decay)

@@ -66,10 +66,10 @@ def digest(function: Callable[..., Any]) -> str:
 
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
-    """Let compiled code call a plain function."""
+    """Let compiled code call a plain function. Its attribute `jit_options`, if it has one, goes to numba."""
     from numba.extending import register_jitable
 
-    register_jitable(error_model="numpy")(function)
+    register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def test_steps_equal_the_reference(samples):
     steps = 200
     expected = torch.tensor(reference_track(samples, steps), dtype=torch.float64)
     model = network()
-    opt = VSGD(model if samples is one_by_one else model.parameters(), options=PAPER)
+    opt = VSGD(model.parameters(), per_sample=model if samples is one_by_one else None, algorithm=PAPER)
     track = []
     for x, y in batches(steps):
 

@@ -79,14 +79,14 @@ def test_closures_see_the_iterate_and_everyone_else_the_average():
     assert not torch.equal(weights(model)[0], before[0])
 
 
-def test_memory_changes_places_and_is_not_copied():
-    model = network()
+def test_parameters_stay_where_they_are_in_memory():
+    """Shared memory stays shared, and views of a parameter stay views of it."""
+    model = network().share_memory()
     opt = VSGD(model.parameters())
+    places = [p.data_ptr() for p in model.parameters()]
     train(model, opt, range(10))
-    (weight, *_) = model.parameters()
-    places = {weight.data_ptr(), opt.state[weight]["iterate"].data_ptr()}
-    train(model, opt, range(10, 13))
-    assert {weight.data_ptr(), opt.state[weight]["iterate"].data_ptr()} == places
+    assert [p.data_ptr() for p in model.parameters()] == places
+    assert all(p.is_shared() for p in model.parameters())
 
 
 def test_an_error_in_the_closure_leaves_the_average_in_place():
@@ -104,7 +104,7 @@ def test_an_error_in_the_closure_leaves_the_average_in_place():
     assert all(torch.equal(a, b) for a, b in zip(iterates(opt), inside, strict=True))
 
 
-@pytest.mark.parametrize("how", ["load_state_dict", "vector_to_parameters", "in place"])
+@pytest.mark.parametrize("how", ["load_state_dict", "vector_to_parameters", "in place", "data"])
 def test_weights_that_the_user_sets_are_where_the_next_step_starts(how):
     model = network()
     opt = VSGD(model.parameters())
@@ -114,6 +114,9 @@ def test_weights_that_the_user_sets_are_where_the_next_step_starts(how):
         model.load_state_dict(dict(zip(model.state_dict(), new, strict=True)))
     elif how == "vector_to_parameters":
         nn.utils.vector_to_parameters(torch.cat([p.flatten() for p in new]), model.parameters())
+    elif how == "data":
+        for p in model.parameters():
+            p.data.fill_(0.25)
     else:
         with torch.no_grad():
             for p in model.parameters():
@@ -150,13 +153,14 @@ def test_averages_of_coarse_parameters_are_kept_in_full():
         average = opt.state[p]["average"]
         assert average.dtype == torch.float32
         assert torch.equal(p, average.to(torch.bfloat16))
-        assert p.dtype == opt.state[p]["iterate"].dtype == torch.bfloat16
+        assert opt.state[p]["iterate"].dtype == torch.float32
+        assert p.dtype == torch.bfloat16
 
 
 def test_rows_of_a_table_are_averaged_over_their_own_updates():
     torch.manual_seed(0)
     table = nn.Embedding(4, 3, sparse=True, dtype=torch.float64)
-    opt = VSGD(table.parameters(), curvature_every=1)
+    opt = VSGD(table.parameters(), algorithm=NETWORKS._replace(probe_interval=1))
     target = torch.randn(4, 3, dtype=torch.float64)
     expected, updates = weights(table)[0], [0] * 4
     for step in range(60):
@@ -181,7 +185,7 @@ def test_rows_of_a_table_are_averaged_over_their_own_updates():
 
 def test_nothing_is_kept_where_nothing_is_averaged():
     model = network()
-    opt = VSGD(model.parameters(), options=NETWORKS._replace(average_iterates=False))
+    opt = VSGD(model.parameters(), algorithm=NETWORKS._replace(average_iterates=False))
     train(model, opt, range(10))
     assert all("iterate" not in state for state in opt.state.values())
 
@@ -197,7 +201,7 @@ def test_the_scale_of_the_loss_does_not_matter(scale):
 
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_nor_where_nobody_has_seen_any_curvature(scale):
-    """A loss without curvature: a step is then no longer than the shift, whatever the gradient."""
+    """A loss without curvature: a step is then no longer than the last probe, whatever the gradient."""
     tracks = []
     for factor in (1.0, scale):
         theta = nn.Parameter(torch.ones(3, dtype=torch.float64))
@@ -213,7 +217,7 @@ def test_nor_where_nobody_has_seen_any_curvature(scale):
 
             opt.step(closure)
             moved = (opt.state[theta]["iterate"] - before).abs()
-            assert moved.max() <= 0.031 * before.square().mean().sqrt(), step
+            assert moved.max() <= 0.035 * before.square().mean().sqrt(), step
         tracks.append(theta.detach().clone())
     torch.testing.assert_close(*tracks, rtol=1e-9, atol=1e-12)
     assert (tracks[0] < 0.9).all()

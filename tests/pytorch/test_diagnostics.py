@@ -45,7 +45,7 @@ def trained(make, rows: int = 8, steps: int = 400):
 
 
 @pytest.mark.parametrize(
-    ("make", "per_sample"), [(lambda m: VSGD(m.parameters()), 8), (VSGD, 1)], ids=["minibatch", "samples"]
+    ("make", "per_sample"), [(lambda m: VSGD(m.parameters()), 8), (lambda m: VSGD(m.parameters(), per_sample=m), 1)], ids=["minibatch", "samples"]
 )
 def test_the_noise_scale_is_that_of_the_data(make, per_sample):
     """σ²/distance² samples; a minibatch of 8 as one sample has an eighth of the noise."""

@@ -133,7 +133,8 @@ def test_gradients_whose_squares_overflow_are_skipped():
 
 def test_gradients_are_unscaled_once_with_or_without_a_second_one():
     model = make_model()
-    opt = VSGD(model.parameters(), curvature_every=5, options=NETWORKS._replace(average_iterates=False))
+    algorithm = NETWORKS._replace(probe_interval=5, average_iterates=False)
+    opt = VSGD(model.parameters(), algorithm=algorithm)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     for _ in range(20):
         F.cross_entropy(model(X), Y).backward()
@@ -184,7 +185,7 @@ def test_a_table_that_joins_late():
     table, layer = nn.Embedding(7, 5), nn.Linear(5, 3)
     model = nn.ModuleList([table, layer])
     table.weight.requires_grad_(False)
-    opt = VSGD(model)
+    opt = VSGD(model.parameters(), per_sample=model)
     index = torch.randint(7, (16,), generator=torch.Generator().manual_seed(0))
 
     def closure():
@@ -220,7 +221,7 @@ def test_plain_things_work():
     table = nn.Embedding(5, 2, sparse=True, padding_idx=0)
     scale = nn.Parameter(torch.tensor(2.0))
     opt = VSGD([empty, counter, *table.parameters(), scale])
-    opt.param_groups[0]["options"] = PAPER
+    opt.param_groups[0]["algorithm"] = PAPER
 
     def closure(index):
         def run():
@@ -246,7 +247,7 @@ def test_the_state_of_another_optimizer_is_refused():
 def test_a_parameter_that_stopped_early_does_not_ask_for_second_gradients():
     model = make_model()
     extra = nn.Parameter(torch.ones(3))
-    opt = VSGD([*model.parameters(), extra], curvature_every=10)
+    opt = VSGD([*model.parameters(), extra], algorithm=NETWORKS._replace(probe_interval=10))
     calls = 0
     for step in range(60):
 
@@ -259,4 +260,4 @@ def test_a_parameter_that_stopped_early_does_not_ask_for_second_gradients():
             return loss
 
         opt.step(closure)
-    assert calls == 60 + 3 + 5
+    assert calls == 60 + 1 + 3 + 5

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import vsgd  # noqa: E402
-from vsgd import probe  # noqa: E402
 from vsgd.reweight import effective_count, sample_weights  # noqa: E402
 from vsgd.torch import VSGD  # noqa: E402
 from vsgd.torch.samples import Recorder  # noqa: E402
@@ -84,7 +83,7 @@ def per_sample(model, x):
 def test_steps_equal_the_rule_along_the_weighted_gradient():
     torch.manual_seed(0)
     model = nn.Linear(5, 3, bias=False).double()
-    opt = VSGD(model, reweight=True, options=vsgd.PAPER)
+    opt = VSGD(model.parameters(), per_sample=model, reweight=True, algorithm=vsgd.PAPER)
     theta = model.weight.detach().clone()
     state = vsgd.init(theta)
 
@@ -108,9 +107,9 @@ def test_steps_equal_the_rule_along_the_weighted_gradient():
         here = gradients(theta, x, y)
         weights = sample_weights(here.flatten(1) @ here.flatten(1).T)
         count = effective_count(weights)
-        delta = probe.shift(state, here.mean(0), count)
+        delta = vsgd.probe(state, here.mean(0), count)
         delta = (theta + delta) - theta
-        curvs = probe.curvature(here, gradients(theta + delta, x, y), delta)
+        curvs = vsgd.curvature(here, gradients(theta + delta, x, y), delta)
         batch = vsgd.Moments(here.mean(0), (here**2).mean(0), curvs.mean(0), (curvs**2).mean(0))
         _, state, info = vsgd.step(theta, state, batch, count)
         theta = theta - info.rate * torch.tensordot(weights, here, 1)
@@ -118,5 +117,5 @@ def test_steps_equal_the_rule_along_the_weighted_gradient():
 
 
 def test_rows_are_needed():
-    with pytest.raises(ValueError, match="give the model"):
+    with pytest.raises(ValueError, match="per_sample=model"):
         VSGD(nn.Linear(2, 2).parameters(), reweight=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +9,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import vsgd  # noqa: E402
-from vsgd import probe  # noqa: E402
 from vsgd.torch import VSGD  # noqa: E402
 
 ROWS, WIDTH = 9, 3
@@ -50,7 +47,7 @@ def by_hand(weight: torch.Tensor, gradients, steps: int) -> torch.Tensor:
     for step in range(steps):
         grads, touched = gradients(theta, step)
         count = touched.sum(0)[:, None].to(theta.dtype)
-        delta = probe.shift(state, mean(grads, count), count)
+        delta = vsgd.probe(state, mean(grads, count), count)
         delta = (theta + delta * (count > 0)) - theta  # rows that no sample touches stay where they are
         shifted, _ = gradients(theta + delta, step)
         reach = delta.abs() + (delta == 0)
@@ -79,7 +76,7 @@ def test_equals_the_rule_row_by_row(layer, each):
     options = {"mode": "sum"} if layer is nn.EmbeddingBag else {}
     module = layer(ROWS, WIDTH, sparse=True, dtype=torch.float64, **options)
     start = module.weight.detach().clone()
-    opt = VSGD(module if each else module.parameters(), options=vsgd.PAPER)
+    opt = VSGD(module.parameters(), per_sample=module if each else None, algorithm=vsgd.PAPER)
     steps = 60
     for step in range(steps):
         opt.step(closure_for(module, opt, step))
@@ -95,7 +92,7 @@ def test_dense_tables_count_their_rows_too():
     for sparse in (False, True):
         torch.manual_seed(0)
         module = nn.Embedding(ROWS, WIDTH, sparse=sparse, dtype=torch.float64)
-        opt = VSGD(module, options=vsgd.PAPER)
+        opt = VSGD(module.parameters(), per_sample=module, algorithm=vsgd.PAPER)
         for step in range(40):
             opt.step(closure_for(module, opt, step))
         results.append((module.weight.detach(), opt.state[module.weight]["seen"]))
@@ -105,7 +102,7 @@ def test_dense_tables_count_their_rows_too():
 def test_micro_batches_that_touch_different_rows():
     torch.manual_seed(0)
     module = nn.Embedding(ROWS, WIDTH, sparse=True, dtype=torch.float64)
-    opt = VSGD(module.parameters(), options=vsgd.PAPER)
+    opt = VSGD(module.parameters(), algorithm=vsgd.PAPER)
     start = module.weight.detach().clone()
     for step in range(0, 60, 2):
         opt.step([closure_for(module, opt, step), closure_for(module, opt, step + 1)])
@@ -114,15 +111,3 @@ def test_micro_batches_that_touch_different_rows():
     for step in range(60):
         touched[lookups(step).unique()] += 1
     torch.testing.assert_close(opt.state[module.weight]["seen"].float(), touched)
-
-
-def test_rows_that_start_late_wait_for_the_curvature():
-    torch.manual_seed(0)
-    module = nn.Embedding(ROWS, WIDTH, sparse=True)
-    opt = VSGD(module.parameters(), curvature_every=3, options=vsgd.PAPER)
-    for step in range(30):
-        before = copy.deepcopy(opt.state_dict()["state"])
-        opt.step(closure_for(module, opt, step))
-        if step % 3 and before:
-            cold = before[0]["seen"] < vsgd.PAPER.bootstrap
-            assert torch.equal(opt.state[module.weight]["seen"][cold], before[0]["seen"][cold])

@@ -43,8 +43,9 @@ def test_dropout_masks_are_the_same_and_the_generator_moves_on_once():
     torch.manual_seed(7)
     opt.step(closure_for(model, opt))
     after_step = torch.rand(1)
-    assert len(masks) == 2
-    assert torch.equal(*masks)
+    assert len(masks) == 3
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[2])
     torch.manual_seed(7)
     closure_for(model, opt)()
     assert torch.equal(torch.rand(1), after_step)
@@ -65,7 +66,7 @@ def test_running_statistics_are_updated_once(compiled):
     assert model[1].num_batches_tracked == 1
 
 
-@pytest.mark.parametrize("make", [lambda m: VSGD(m.parameters()), VSGD], ids=["minibatch", "samples"])
+@pytest.mark.parametrize("make", [lambda m: VSGD(m.parameters()), lambda m: VSGD(m.parameters(), per_sample=m)], ids=["minibatch", "samples"])
 def test_a_scaled_loss_gives_the_same_training(make):
     results = []
     for enabled in (False, True):

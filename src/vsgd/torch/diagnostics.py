@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.rule import Moments, Neighbours, rate, variance
-from vsgd.torch.dispatch import neighbours_of
-from vsgd.torch.moving import options_of
+from vsgd.core import variance
+from vsgd.torch.engine import Block, rates, state_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vsgd.torch.optimizer import VSGD
 
-MOST = 1_000_000
+QUANTILE_SAMPLE = 1_000_000
 """Quantiles of larger tensors are taken from so many of their coordinates, evenly spread."""
 
 
@@ -66,51 +65,46 @@ class Diagnosis(NamedTuple):
         return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
 
 
-def diagnose(opt: VSGD, outliers: dict[Tensor, int | Tensor]) -> Diagnosis:
-    """Read all of it off the optimizer's state; nothing is computed for this during training."""
-    tensors, noise, signal = [], 0.0, 0.0
-    for number, group in enumerate(opt.param_groups):
-        options = options_of(group)
-        for index, parameter in enumerate(group["params"]):
-            state = opt.state.get(parameter)
-            if not state:
-                continue
-            name = group["param_names"][index] if "param_names" in group else f"group {number}, parameter {index}"
-            ready = state["seen"] >= options.bootstrap
-            mean = Moments(*(_rows(state[field], ready) for field in Moments._fields))
-            memory = _rows(state["memory"], ready)
-            own = Neighbours(mean.curv.mean(), mean.curv_sq.mean())
-            neighbours = neighbours_of(own, mean.grad, _rows(parameter.detach(), ready), options)
-            sigma_sq = variance(mean.grad, mean.grad_sq)
-            noise += float(sigma_sq.sum())
-            signal += float((mean.grad**2).sum())
-            tensors.append(
-                TensorInfo(
-                    name=name,
-                    coordinates=memory.numel(),
-                    rate=_quantiles(rate(mean, group["samples"], options, neighbours) * group["lr"]),
-                    memory=_quantiles(memory),
-                    signal_to_noise=_quantiles(mean.grad**2 / (sigma_sq + options.epsilon)),
-                    outliers=float(outliers.get(parameter, 0)) / max(1, memory.numel()),
-                )
+def diagnose(blocks: list[tuple[str, Block, dict[str, Any]]], outliers: dict[str, float], skipped: int) -> Diagnosis:
+    """Read all of it off the state; nothing is computed for this during training.
+
+    Args:
+        blocks: name, state and parameter group of every tensor, coordinates that have seen too few samples left out.
+        outliers: how many coordinates of each found the last minibatch unusual.
+        skipped: steps left out.
+    """
+    tensors, noise, signal, samples = [], 0.0, 0.0, 1.0
+    for name, block, group in blocks:
+        config, count = group["algorithm"], group["samples"]
+        state = state_of(block, block.seen)
+        rate = rates(block, count, config) * float(group["lr"])
+        sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
+        noise += float(sigma_sq.sum())
+        signal += float((state.mean.grad**2).sum())
+        samples = max(samples, count)
+        tensors.append(
+            TensorInfo(
+                name=name,
+                coordinates=len(block.theta),
+                rate=_quantiles(rate),
+                memory=_quantiles(state.memory),
+                signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
+                outliers=outliers.get(name, 0.0) / max(1, len(block.theta)),
             )
+        )
     return Diagnosis(
         tensors=tensors,
         noise_scale=noise / signal if signal > 0 else math.inf,
-        samples_per_step=max(group["samples"] for group in opt.param_groups),
-        skipped=opt.param_groups[0]["skipped"],
+        samples_per_step=samples,
+        skipped=skipped,
     )
-
-
-def _rows(tensor: Tensor, ready: Tensor) -> Tensor:
-    return tensor.reshape(len(ready), -1)[ready]
 
 
 def _quantiles(values: Tensor) -> Quantiles:
     values = values.flatten()
     if not len(values):
         return Quantiles(math.nan, math.nan, math.nan)
-    values = values[:: math.ceil(len(values) / MOST)].double()
+    values = values[:: math.ceil(len(values) / QUANTILE_SAMPLE)].double()
     return Quantiles(*torch.quantile(values, values.new_tensor([0.05, 0.5, 0.95])).tolist())
 
 

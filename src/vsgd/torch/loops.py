@@ -1,152 +1,219 @@
-"""The rule as the body of fused loops, over many tensors in one call. Compiled by numba.
+"""Compiled loops over flat arrays: the engine for tensors on a CPU. The body of each loop is an algorithm's own text.
 
-A call that hands over arrays costs more than a small tensor takes to update, so the loops get a table of addresses.
+Arrays are cut into pieces of at most `PIECE` coordinates of one segment. Threads share the pieces, and sums are taken
+over a piece at a time, so that results do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import functools
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
+import torch
 
-from vsgd.options import PAPER
-from vsgd.probe import shift, tensor_shift
-from vsgd.rule import Neighbours, averaging_weight, follow
-from vsgd.torch.update import Probe, Scale, Slots, advance, keep, load, side
+from vsgd.algorithms import networks, paper
+from vsgd.algorithms.networks import Networks, TensorCurvature, random_bit
+from vsgd.algorithms.networks import probe as probe_of_size
+from vsgd.core import Moments, State, descend, ema, measured_curvature
+from vsgd.jit import kept
 
-OPTIONS = PAPER
-"""What the loops below are compiled with: as constants, so that whatever is switched off costs nothing."""
+PIECE = 1 << 13
+MIN_PIECES_PER_THREAD = 8
+"""Waking a second thread for less work takes longer than doing it."""
 
-SHIFTED = True
-"""Whether there was a second gradient; a constant of the loops, too."""
-
-READ: Any = None
-"""How evidence is read, one of `vsgd.torch.update.READERS`, compiled."""
-
-MATRIX: Any = None
-"""`vsgd.kernels.matrix_at()`, once the loops are compiled."""
+SUMS = 5
+"""Columns of the sums over a piece: v̄, ḡ², h̄^fd, v̄^fd and the number of outliers."""
 
 
-class Job(NamedTuple):
-    """The tensors of an update, rows × columns in contiguous memory; compiled loops are told their addresses.
-
-    `saved` is θ before a shift, `average` that of the iterates; either may be missing. `count` is of samples, one
-    number a row.
-    """
-
-    theta: Any
-    saved: Any
-    average: Any
-    count: Any
-    slots: Slots
-    source: Any
+@functools.lru_cache(256)
+def pieces_of(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
+    """Number of the segment, begin and end of every piece of the active segments."""
+    starts = itertools.accumulate(lengths, initial=0)
+    table = [
+        (segment, begin, min(begin + PIECE, start + length))
+        for segment, (start, length, wanted) in enumerate(zip(starts, lengths, active, strict=False))
+        if wanted
+        for begin in range(start, start + length, PIECE)
+    ]
+    return np.array(table, np.int64).reshape(-1, 3)
 
 
-class Part(NamedTuple):
-    """What one thread does of a tensor: so many whole rows from the `top` one on, or some columns of a single row."""
-
-    top: int
-    rows: int
-    columns: int
-    first: int
-    """The place of its first coordinate among all of the tensor."""
-
-
-def part_of(rows: int, columns: int, begin: int, end: int) -> Part:
-    """What the coordinates from `begin` to `end` of a tensor are; a row belongs where it begins. Compiled."""
-    begin, end = max(begin, 0), max(min(end, rows * columns), 0)
-    if rows == 1:
-        return Part(top=0, rows=1, columns=max(end - begin, 0), first=begin)
-    top, bottom = (begin + columns - 1) // columns, (end + columns - 1) // columns
-    return Part(top=top, rows=max(bottom - top, 0), columns=columns, first=top * columns)
+def on_threads(loop: Callable[..., Any], pieces: Any, *arguments: Any) -> None:
+    """Share the pieces among torch's threads; the calling one takes its part."""
+    count = len(pieces)
+    threads = min(torch.get_num_threads(), max(1, count // MIN_PIECES_PER_THREAD))
+    own, *others = itertools.pairwise(count * k // threads for k in range(threads + 1))
+    tasks = [pool(threads - 1).submit(loop, *part, pieces, *arguments) for part in others]
+    try:
+        loop(*own, pieces, *arguments)
+    finally:
+        wait(tasks)  # whatever happens here, they still write to these arrays
+    for task in tasks:
+        task.result()
 
 
-def job_at(addresses: Any, part: Part, like: Any) -> Job:
-    """Part of the tensors whose addresses these are, in the order of `Job`. Compiled."""
-    a, (top, rows, columns, first) = addresses, part
-    return Job(
-        theta=MATRIX(a[0], first, rows, columns, like),
-        saved=MATRIX(a[1], first, rows, columns, like),
-        average=MATRIX(a[2], first, rows, columns, like),
-        count=MATRIX(a[3], top, 1, rows, like)[0],
-        slots=Slots(
-            grad=MATRIX(a[4], first, rows, columns, like),
-            grad_sq=MATRIX(a[5], first, rows, columns, like),
-            curv=MATRIX(a[6], first, rows, columns, like),
-            curv_sq=MATRIX(a[7], first, rows, columns, like),
-            memory=MATRIX(a[8], first, rows, columns, like),
-            seen=MATRIX(a[9], top, 1, rows, like)[0],
-        ),
-        source=(
-            MATRIX(a[10], first, rows, columns, like),
-            MATRIX(a[11], first, rows, columns, like),
-            MATRIX(a[12], first, rows, columns, like),
-            MATRIX(a[13], first, rows, columns, like),
-            MATRIX(a[14], first, rows, columns, like),
-        ),
+@functools.cache
+def pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
+
+
+# --- everything below is compiled ---------------------------------------------------------------------------------
+
+
+def widen(bits: Any) -> Any:
+    """A float32 from the 16 bits of a bfloat16, which numba does not know."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+def narrow(value: Any) -> Any:
+    """The 16 bits of the nearest bfloat16."""
+    bits = np.float32(value).view(np.uint32)
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+def identity(value: Any) -> Any:
+    return value
+
+
+def total(values: Any, load: Callable[..., Any]) -> Any:
+    """Sum over a piece."""
+    result = load(values[0])
+    for i in range(1, len(values)):
+        result += load(values[i])
+    return result
+
+
+def total_sq(values: Any, load: Callable[..., Any]) -> Any:
+    """Sum of squares over a piece."""
+    result = load(values[0]) * load(values[0])
+    for i in range(1, len(values)):
+        x = load(values[i])
+        result += x * x
+    return result
+
+
+# any order will do within a piece, and that of the processor's lanes is the fastest
+total.jit_options = total_sq.jit_options = {"fastmath": {"reassoc", "nsz"}}  # type: ignore[attr-defined]
+
+
+def norm_loop(first: int, last: int, pieces: Any, values: Any, sums: Any) -> None:
+    """Squared norms of the pieces."""
+    for piece in range(first, last):
+        sums[piece] = total_sq(values[pieces[piece, 1] : pieces[piece, 2]], identity)
+
+
+def probe_loop(first: int, last: int, pieces: Any, delta: Any, starts: Any, sizes: Any, seeds: Any) -> None:
+    """`networks.probe` with random signs."""
+    for piece in range(first, last):
+        segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
+        size, seed, offset = sizes[segment], seeds[segment], begin - starts[segment]
+        part = delta[begin:end]
+        for i in range(len(part)):
+            part[i] = probe_of_size(size, random_bit(offset + i, seed))
+
+
+def tensor_curvature(curv: Any, curv_sq: Any) -> Any:
+    return TensorCurvature(curv, curv_sq)
+
+
+def no_tensor_curvature(curv: Any, curv_sq: Any) -> Any:
+    """The paper's coordinates share nothing."""
+    return None
+
+
+def make_update_loop(
+    learn: Callable[..., Any],
+    shared: Callable[..., Any],
+    load: Callable[..., Any],
+    store: Callable[..., Any],
+    load_curv: Callable[..., Any],
+    store_curv: Callable[..., Any],
+    several: bool,
+    probed: bool,
+    averaged: bool,
+    decayed: bool,
+) -> Callable[..., None]:
+    """The loop of an update. All that is known beforehand is a constant of its code and costs nothing."""
+
+    def update_loop(
+        first: int,
+        last: int,
+        pieces: Any,
+        theta: Any,
+        average: Any,
+        means: Any,
+        curvs: Any,
+        memory: Any,
+        batch: Any,
+        delta: Any,
+        segments: Any,
+        factors: Any,
+        config: Any,
+        sums: Any,
+    ) -> None:
+        for piece in range(first, last):
+            segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
+            seen, weight = segments[0, segment], segments[2, segment]
+            # one sample is said to be one, since the compiler then saves a division
+            count = segments[1, segment] if several else segments.dtype.type(1)
+            tensor = shared(segments[3, segment], segments[4, segment])
+            # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
+            th, av, me, de = theta[begin:end], average[begin:end], memory[begin:end], delta[begin:end]
+            gr, gr_sq = means[0][begin:end], means[1][begin:end]
+            cu, cu_sq = curvs[0][begin:end], curvs[1][begin:end]
+            b_grad, b_grad_sq, b_direction = batch[0][begin:end], batch[1][begin:end], batch[4][begin:end]
+            b_diff, b_diff_sq = batch[2][begin:end], batch[3][begin:end]
+            outliers = np.int32(0)
+            for i in range(len(th)):
+                mean = Moments(load(gr[i]), load(gr_sq[i]), load_curv(cu[i]), load_curv(cu_sq[i]))
+                g = b_grad[i]
+                h, h_sq = mean.curv, mean.curv_sq
+                if probed:
+                    if several:
+                        h, h_sq = measured_curvature(mean, b_diff[i], b_diff_sq[i], de[i])
+                    else:
+                        diff = g - b_diff[i]
+                        h, h_sq = measured_curvature(mean, abs(diff), diff * diff, de[i])
+                moments = Moments(g, b_grad_sq[i] if several else g * g, h, h_sq)
+                state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor)
+                eta = factors.lr * info.rate
+                step = eta * (b_direction[i] if several else g)
+                new = descend(th[i], step, eta * factors.weight_decay) if decayed else th[i] - step
+                th[i] = new
+                if averaged:
+                    av[i] = ema(av[i], new, weight)
+                gr[i] = store(state.mean.grad)
+                gr_sq[i] = store(state.mean.grad_sq)
+                if probed:
+                    cu[i] = store_curv(state.mean.curv)
+                    cu_sq[i] = store_curv(state.mean.curv_sq)
+                me[i] = store(state.memory)
+                # a counter as wide as the numbers, so that as many coordinates as possible are treated at once
+                outliers = np.int32(outliers + np.int32(info.outlier))
+            sums[piece, 0] = total(gr_sq, load)
+            sums[piece, 1] = total_sq(gr, load)
+            if probed:
+                sums[piece, 2] = total(cu, load_curv)
+                sums[piece, 3] = total(cu_sq, load_curv)
+            sums[piece, 4] = outliers
+
+    return update_loop
+
+
+@functools.cache
+def update_loop(config_type: type, compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
+    """The loop for an algorithm, the precision of its state (compact: bfloat16), and what there is in a minibatch."""
+    of_networks = config_type is Networks
+    return kept(
+        make_update_loop(
+            networks.learn if of_networks else paper.learn,
+            tensor_curvature if of_networks else no_tensor_curvature,
+            *((widen, narrow) if compact else (identity, identity)),
+            *((widen, narrow) if compact_curv else (identity, identity)),
+            *flags,
+        )
     )
-
-
-def shift_each(probes: Probe, addresses: Any, shapes: Any, begin: int, end: int) -> None:
-    """`shift_loop` on the coordinates from `begin` to `end`, those of all tensors counted through. Compiled."""
-    before = 0
-    for t in range(len(shapes)):
-        rows, columns = shapes[t]
-        part = part_of(rows, columns, begin - before, end - before)
-        probe = Probe(probes.size[t], probes.downhill[t], probes.seed[t])
-        shift_loop(job_at(addresses[t], part, probes.size), part.first, probe)
-        before += rows * columns
-
-
-def shift_loop(job: Job, first: int, probe: Probe) -> None:
-    """Keep θ in `saved` and put θ + δ in its place. Compiled."""
-    theta, saved, count, slots, grad = job.theta, job.saved, job.count, job.slots, job.source[0]
-    for r in range(theta.shape[0]):
-        n, seen = count[r], slots.seen[r]
-        for c in range(theta.shape[1]):
-            saved[r, c] = theta[r, c]
-            if OPTIONS.tensor_probe > 0:
-                theta[r, c] += tensor_shift(probe.size, side(first + r * theta.shape[1] + c, grad[r, c], probe))
-            else:
-                theta[r, c] += shift(load(slots, (r, c), seen), grad[r, c], n, OPTIONS)
-
-
-def update_each(
-    addresses: Any, shapes: Any, begin: int, end: int, neighbours: Any, scale: Scale, outliers: Any
-) -> None:
-    """`update_loop` on the coordinates from `begin` to `end`, those of all tensors counted through. Compiled."""
-    before = 0
-    for t in range(len(shapes)):
-        rows, columns = shapes[t]
-        job = job_at(addresses[t], part_of(rows, columns, begin - before, end - before), neighbours)
-        outliers[t] = update_loop(job, Neighbours(neighbours[t, 0], neighbours[t, 1]), scale)
-        before += rows * columns
-
-
-def update_loop(job: Job, neighbours: Neighbours, scale: Scale) -> np.int32:
-    """`advance` every coordinate, from `saved` if there was a shift, and count the outliers. Compiled.
-
-    The counter is 32 bits wide, so that as many coordinates as possible go through the processor at once.
-    """
-    theta, saved, average, count, slots, source = job
-    outliers = np.int32(0)
-    for r in range(theta.shape[0]):
-        n, seen = count[r], slots.seen[r]
-        weight = averaging_weight(seen, n, OPTIONS)
-        for c in range(theta.shape[1]):
-            evidence, direction = READ(source, (r, c))
-            state = load(slots, (r, c), seen)
-            here = theta[r, c]
-            if SHIFTED:
-                start = saved[r, c]
-                new, state, outlier = advance(
-                    start, here - start, state, evidence, direction, n, neighbours, scale, OPTIONS
-                )
-            else:
-                new, state, outlier = advance(here, None, state, evidence, direction, n, neighbours, scale, OPTIONS)
-            theta[r, c] = new
-            if OPTIONS.average_iterates:
-                average[r, c] = follow(average[r, c], new, weight)
-            keep(slots, (r, c), state)
-            outliers = np.int32(outliers + np.int32(outlier))
-    return outliers

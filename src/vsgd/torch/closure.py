@@ -1,0 +1,149 @@
+"""Evaluating a closure a second time as if it were the first: same random numbers, buffers left alone."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+Closure = Callable[[], Any]
+
+NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
+
+    def closure():
+        opt.zero_grad()
+        loss = ...
+        loss.backward()
+        return loss
+
+    opt.step(closure)"""
+
+NOT_REPEATABLE = (
+    "the closure does not compute the same {what} twice at the same weights ({values}). Usual causes: data are drawn "
+    "inside the closure, random numbers come from NumPy, Python or a torch.Generator of your own, or a hidden state is "
+    "carried on from call to call. Draw data and noise before the step, outside the closure."
+)
+
+FORWARD_OUTSIDE = (
+    "the closure must run the forward pass itself: it is called a second time with probed parameters, and a loss that "
+    "was computed before the step does not depend on them. Move `loss = ...` into the closure; retain_graph is no remedy."
+)
+
+# the hook below is meant to fire for a compiled module as well as for its parts
+warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+
+_PROBING: ContextVar[bool] = ContextVar("vsgd_probing", default=False)
+
+
+def is_probing() -> bool:
+    """Is this the second evaluation of a minibatch, at probed parameters? Loggers and counters may want to skip it."""
+    return _PROBING.get()
+
+
+def check_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
+    """One closure or several, as a list; a TypeError that shows one otherwise."""
+    closures = list(closure) if isinstance(closure, Sequence) else [closure]
+    if not closures or not all(callable(each) for each in closures):
+        raise TypeError(NO_CLOSURE)
+    return closures  # type: ignore[return-value]
+
+
+def check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor")
+    if loss.numel() != 1:
+        raise ValueError(f"the closure returned a loss of shape {tuple(loss.shape)}; take its mean or sum")
+
+
+class SavedBuffer(NamedTuple):
+    """A buffer of a module before the module was called."""
+
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    value: Tensor
+
+
+@contextmanager
+def saving_buffers() -> Iterator[list[SavedBuffer]]:
+    """Save the buffers of every module that is called within, as they are before its first call in this thread."""
+    saved: list[SavedBuffer] = []
+    covered: set[int] = set()
+    thread = threading.get_ident()
+
+    def save(module: nn.Module, args: Any) -> None:
+        # a compiled module saves all of its parts when it is called, before its graph runs
+        if torch.compiler.is_compiling() or id(module) in covered or threading.get_ident() != thread:
+            return
+        for part in module.modules():
+            covered.add(id(part))
+            for name, buffer in part.named_buffers(recurse=False):
+                if not nn.parameter.is_lazy(buffer):
+                    saved.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
+
+    handle = register_module_forward_pre_hook(save)
+    try:
+        yield saved
+    finally:
+        handle.remove()
+
+
+def restore_buffers(saved: Iterable[SavedBuffer]) -> None:
+    """Put buffers back, also those that a module replaced by others."""
+    for module, name, buffer, value in saved:
+        buffer.detach().copy_(value)
+        if getattr(module, name) is not buffer:
+            setattr(module, name, buffer)
+
+
+class Replay:
+    """The evaluations of one minibatch: `first` runs the closure, `again` runs it without leaving a trace."""
+
+    def __init__(self, closure: Closure, devices: Iterable[torch.device]):
+        self._closure = closure
+        self._devices = [device for device in devices if device.type == "cuda"]
+        self._random_before: list[Tensor] = []
+        self._buffers: list[SavedBuffer] = []
+
+    def first(self) -> Any:
+        self._random_before = self._random_state()
+        with saving_buffers() as self._buffers, torch.enable_grad():
+            return self._closure()
+
+    def again(self) -> Any:
+        random_after = self._random_state()
+        self._set_random_state(self._random_before)
+        torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
+        token = _PROBING.set(True)
+        try:
+            with saving_buffers() as saved, torch.enable_grad():
+                try:
+                    return self._closure()
+                finally:
+                    restore_buffers(saved)
+        except RuntimeError as error:
+            if "backward through the graph a second time" in str(error):
+                raise RuntimeError(FORWARD_OUTSIDE) from error
+            raise
+        finally:
+            _PROBING.reset(token)
+            self._set_random_state(random_after)
+
+    def undo(self) -> None:
+        """Take back what the first evaluation did to buffers, as a skipped step must."""
+        restore_buffers(self._buffers)
+
+    def _random_state(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
+
+    def _set_random_state(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._devices, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)

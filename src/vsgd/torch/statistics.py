@@ -1,0 +1,199 @@
+"""From gradients to `BatchStatistics`, whatever a sample is: a minibatch, one of several micro-batches, or a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.torch.engine import BatchStatistics
+from vsgd.torch.samples import RowSums, SampleSums
+from vsgd.torch.storage import Dense, precision
+
+Grads = dict[Tensor, Tensor]
+"""The gradient of each parameter that has one, after one evaluation; already unscaled."""
+
+OTHER_ROWS = "the closure touched other rows when called again; it must compute the same loss twice"
+MIXED = "a parameter's gradient was sparse in one micro-batch and dense in another; choose one"
+
+
+class SampleTotals(NamedTuple):
+    """Sums over the rows of one minibatch, as `vsgd.torch.samples` takes them."""
+
+    sums: dict[Tensor, SampleSums | RowSums]
+    count: int
+    scale: float
+    """What a gradient is multiplied by to be the sum over the rows."""
+    directions: dict[Tensor, Tensor]
+    """Weighted sums that the step goes along, if rows are reweighted."""
+    direction_count: Any = None
+
+
+class RowStatistics(NamedTuple):
+    """`BatchStatistics` of the touched rows of a table."""
+
+    rows: Tensor
+    batch: BatchStatistics
+
+
+def reached(grads: Sequence[Grads], probed: Sequence[Grads] | None, parameter: Tensor) -> list[int]:
+    """The evaluations in which a parameter has a gradient, twice if there were two."""
+    both = [parameter in first and (probed is None or parameter in probed[k]) for k, first in enumerate(grads)]
+    return [k for k, has in enumerate(both) if has]
+
+
+def of_dense(
+    dense: Dense, grads: Sequence[Grads], probed: Sequence[Grads] | None, totals: SampleTotals | None
+) -> BatchStatistics:
+    """Statistics of all parameters of a storage, in the order of its buffers."""
+    if totals is not None:
+        return _of_samples(dense, grads[0], totals)
+    hits = [reached(grads, probed, p) for p in dense.parameters]
+    if len(grads) > 1:
+        return _of_micro_batches(dense, grads, probed, hits)
+    count = torch.tensor([float(len(hit)) for hit in hits], dtype=torch.float64)
+    first = dense.gather([as_dense(grads[0].get(p)) for p in dense.parameters], "grad")
+    second = None
+    if probed is not None:
+        check_apart(grads[0], probed[0])
+        second = dense.gather([as_dense(probed[0].get(p)) for p in dense.parameters], "probed")
+    return BatchStatistics(grad=first, count=count, probed_grad=second)
+
+
+def check_apart(first: Grads, second: Grads) -> None:
+    """Two gradients in the same memory are one."""
+    for parameter, grad in first.items():
+        other = second.get(parameter)
+        if other is not None and not grad.is_sparse and grad.data_ptr() == other.data_ptr() != 0:
+            raise RuntimeError(
+                "the closure wrote both gradients to the same memory; let backward() make .grad, or clone it"
+            )
+
+
+def as_dense(grad: Tensor | None) -> Tensor | None:
+    return grad.to_dense() if grad is not None and grad.is_sparse else grad
+
+
+def _of_micro_batches(
+    dense: Dense, grads: Sequence[Grads], probed: Sequence[Grads] | None, hits: list[list[int]]
+) -> BatchStatistics:
+    """Each micro-batch is a sample; those in which a parameter has no gradient do not count for it."""
+    count = torch.tensor([float(len(hit)) for hit in hits], dtype=torch.float64)
+    theta = dense.block.theta
+    sums = [torch.zeros_like(theta) for _ in range(2 if probed is None else 4)]
+    for k in range(len(grads)):
+        wanted = [k in hit for hit in hits]
+        first = _gather_some(dense, grads[k], wanted, "grad")
+        terms = [first, first * first]
+        if probed is not None:
+            diff = first - _gather_some(dense, probed[k], wanted, "probed")
+            terms += [diff.abs(), diff * diff]
+        for total, term in zip(sums, terms, strict=True):
+            total += term
+    divisor = torch.repeat_interleave(count.clamp(min=1), torch.tensor(dense.block.lengths)).to(theta)
+    means = [total / divisor for total in sums]
+    return BatchStatistics(means[0], count, None, means[1], *means[2:])
+
+
+def _gather_some(dense: Dense, grads: Grads, wanted: list[bool], name: str) -> Tensor:
+    parts = [as_dense(grads[p]) if take else None for p, take in zip(dense.parameters, wanted, strict=True)]
+    return dense.gather(parts, name)
+
+
+def _of_samples(dense: Dense, grads: Grads, totals: SampleTotals) -> BatchStatistics:
+    """Every row of the minibatch is a sample; its sums are known without its gradient."""
+    known = [totals.sums.get(p) for p in dense.parameters]
+    n = totals.count
+    effective = float(n if totals.direction_count is None else totals.direction_count)
+    count = torch.tensor([effective if p in grads else 0.0 for p in dense.parameters], dtype=torch.float64)
+
+    def mean_of(name: str) -> Tensor | None:
+        parts = [None if sums is None else getattr(sums, name) for sums in known]
+        return None if all(part is None for part in parts) else dense.gather(parts, name) / n
+
+    grad = dense.gather([grads.get(p) for p in dense.parameters], "grad") * (totals.scale / n)
+    direction = None
+    if totals.directions:
+        direction = dense.gather([totals.directions.get(p) for p in dense.parameters], "direction")
+    return BatchStatistics(grad, count, None, mean_of("grad_sq"), mean_of("diff_abs"), mean_of("diff_sq"), direction)
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
+
+
+def of_table(
+    table: Tensor, grads: Sequence[Grads], probed: Sequence[Grads] | None, totals: SampleTotals | None
+) -> RowStatistics | None:
+    """Statistics of the touched rows of a table; None if no sample touched any."""
+    hits = reached(grads, probed, table)
+    if not hits:
+        return None
+    if totals is not None:
+        return _of_touched_rows(table, grads[0][table], totals)
+    first = [_rows_of(grads[k][table], table) for k in hits]
+    second = None if probed is None else [_rows_of(probed[k][table], table) for k in hits]
+    if second is not None and not all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True)):
+        raise RuntimeError(OTHER_ROWS)
+    if len({grads[k][table].is_sparse for k in hits}) > 1:
+        raise RuntimeError(MIXED)
+    rows, values = first[0]
+    if sum(len(rows) for rows, _ in first) == 0:
+        return None
+    if len(first) == 1:
+        count = torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+        shifted = None if second is None else second[0][1].reshape(-1)
+        return RowStatistics(rows, BatchStatistics(values.reshape(-1), count, shifted))
+    touched, place = torch.unique(torch.cat([rows for rows, _ in first]), return_inverse=True)
+    count = torch.bincount(place, minlength=len(touched)).double()
+    values = torch.cat([values for _, values in first])
+    terms = [values, values * values]
+    if second is not None:
+        diff = values - torch.cat([values for _, values in second])
+        terms += [diff.abs(), diff * diff]
+    sums = (term.new_zeros(len(touched), term.shape[1]).index_add_(0, place, term) for term in terms)
+    means = [(total / count[:, None].to(total)).reshape(-1) for total in sums]
+    return RowStatistics(touched, BatchStatistics(means[0], count, None, means[1], *means[2:]))
+
+
+def _rows_of(grad: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows a gradient touches, and what it is there, rows × columns."""
+    dtype, width = precision(table.dtype), table[0].numel()
+    if not grad.is_sparse:
+        return torch.arange(len(table), device=table.device), grad.detach().to(dtype).reshape(len(table), width)
+    grad = grad.detach().coalesce()
+    if grad.sparse_dim() != 1:
+        raise ValueError("a sparse gradient must be sparse in its first axis only, as that of an embedding is")
+    rows = grad.indices()[0]
+    return rows, grad.values().to(dtype).reshape(len(rows), width)
+
+
+def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowStatistics | None:
+    """Rows of a table that samples touched, each with the number of those."""
+    found = totals.sums.get(table)
+    if found is None:
+        return None
+    rows, values = _rows_of(grad, table)
+    if isinstance(found, RowSums):
+        if not torch.equal(found.rows, rows):
+            raise RuntimeError(OTHER_ROWS)
+        sums = found.sums
+    else:
+        sums = found
+    count = torch.full((len(rows),), float(totals.count), dtype=torch.float64, device=rows.device)
+    if sums.count is not None:
+        count = sums.count.double().reshape(-1)
+        if not isinstance(found, RowSums):
+            rows = (count > 0).nonzero()[:, 0]
+            values, count = values[rows], count[rows]
+
+    def mean(part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        part = part.to(values.dtype).reshape(len(part), -1)
+        part = part if len(part) == len(rows) else part[rows]
+        return (part / count[:, None].to(part)).reshape(-1)
+
+    moments = mean(sums.grad_sq), mean(sums.diff_abs), mean(sums.diff_sq)
+    return RowStatistics(rows, BatchStatistics(mean(values * totals.scale), count, None, *moments))  # type: ignore[arg-type]

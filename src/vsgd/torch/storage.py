@@ -1,0 +1,301 @@
+"""Where parameters and their state are kept: dense tensors in flat buffers, embedding tables row by row.
+
+Between steps a parameter holds the weights to evaluate; during a step it holds the iterate, and while a second gradient
+is taken the probed iterate. `Dense` writes these into the parameters from its buffers. `Table` lets the parameter use
+the memory of the iterates meanwhile, since a large table must not be copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vsgd.algorithms import networks
+from vsgd.algorithms.networks import Networks
+from vsgd.torch.engine import Block, Config, Totals, averages_iterates
+
+ParamState = dict[str, Tensor]
+
+STATISTICS = ("grad", "grad_sq", "curv", "curv_sq", "memory")
+"""Names of the state that has the shape of the parameter; as in `Block`."""
+
+LARGE = 1 << 18
+"""A tensor of so many coordinates has buffers of its own: its gradient need not be copied next to others."""
+
+
+def precision(dtype: torch.dtype) -> torch.dtype:
+    """What parameters of this precision are computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def statistics_dtypes(dtype: torch.dtype, config: Config, compact: bool) -> dict[str, torch.dtype]:
+    """The precision of each part of the state.
+
+    Curvature of networks is known to a few percent at best, so bfloat16 will do for it; with `compact` for all.
+    """
+    dtypes = dict.fromkeys(STATISTICS, precision(dtype))
+    if isinstance(config, Networks) and precision(dtype) == torch.float32:
+        dtypes.update(dict.fromkeys(STATISTICS if compact else ("curv", "curv_sq"), torch.bfloat16))
+    return dtypes
+
+
+def is_table(state: ParamState) -> bool:
+    """Are the samples of every row counted apart?"""
+    return state["seen"].numel() > 1
+
+
+def new_state(parameter: Tensor, config: Config, table: bool, compact: bool) -> ParamState:
+    """The state of a parameter before its first sample."""
+    dtypes = statistics_dtypes(parameter.dtype, config, compact and not table)
+    state = {name: torch.zeros(parameter.shape, dtype=dtypes[name], device=parameter.device) for name in STATISTICS}
+    if table:
+        state["seen"] = torch.zeros(len(parameter), dtype=torch.float64, device=parameter.device)
+    else:
+        state["seen"] = torch.zeros(1, dtype=torch.float64)
+        state["totals"] = torch.zeros(len(Totals._fields), dtype=torch.float64, device=parameter.device)
+        state["memory"].fill_(config.memory)
+    return state
+
+
+def as_table(state: ParamState, parameter: Tensor) -> ParamState:
+    """The state of a dense parameter whose rows are counted apart from now on."""
+    state = {name: value.clone() for name, value in state.items() if name != "totals"}
+    if "iterate" in state:
+        state["iterate"] = state["iterate"].to(parameter.dtype)
+    state["seen"] = state["seen"].to(parameter.device).repeat(len(parameter))
+    return state
+
+
+class Dense:
+    """Dense parameters of one precision and device, one after the other in flat buffers. Each is a segment."""
+
+    def __init__(self, parameters: Sequence[Tensor], states: dict[Tensor, ParamState], config: Config, compact: bool):
+        """Take over the states, which become views of the buffers."""
+        first = parameters[0]
+        self.parameters = list(parameters)
+        self.config, self.compact = config, compact
+        self.signature = signature(parameters)
+        self._coarse = first.dtype != precision(first.dtype)
+        lengths = tuple(p.numel() for p in parameters)
+        dtypes = statistics_dtypes(first.dtype, config, compact)
+
+        def flat(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+            return torch.cat([part.detach().reshape(-1).to(first.device, dtype) for part in parts])
+
+        weights = {"iterate": [states[p].get("iterate", p) for p in parameters]}
+        if averages_iterates(config):
+            weights["average"] = [states[p].get("average", p) for p in parameters]
+        buffers = {name: flat(parts, precision(first.dtype)) for name, parts in weights.items()}
+        buffers |= {name: flat([states[p][name] for p in parameters], dtypes[name]) for name in STATISTICS}
+        seen = torch.cat([states[p]["seen"].cpu() for p in parameters])
+        totals = torch.stack([states[p]["totals"].to(first.device) for p in parameters])
+        self.block = Block(
+            theta=buffers["iterate"],
+            average=buffers.get("average"),
+            **{name: buffers[name] for name in STATISTICS},
+            seen=seen,
+            totals=totals,
+            lengths=lengths,
+        )
+        self._weights = self.views(self._evaluated())
+        self._iterates = self.views(self.block.theta)
+        self._scratch: dict[str, Tensor] = {}
+        # what the parameter itself holds, exactly, needs no place in a checkpoint
+        kept = [name for name in buffers if name in STATISTICS or self._coarse or buffers[name] is not self._evaluated()]
+        for k, parameter in enumerate(parameters):
+            states[parameter].clear()
+            states[parameter].update({name: self.views(buffers[name])[k] for name in kept})
+            states[parameter].update(seen=seen[k : k + 1], totals=totals[k])
+
+    def _evaluated(self) -> Tensor:
+        return self.block.theta if self.block.average is None else self.block.average
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """A buffer as tensors shaped like the parameters."""
+        parts = buffer.split(self.block.lengths)
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def gather(self, tensors: Sequence[Tensor | None], name: str) -> Tensor:
+        """Tensors shaped like the parameters as one flat tensor, zeros for missing ones; its memory is used again."""
+        theta = self.block.theta
+        (first, *others) = tensors
+        if not others and first is not None and first.is_contiguous() and first.dtype == theta.dtype:
+            return first.detach().reshape(-1)
+        parts = [
+            theta.new_zeros(1).expand(length) if tensor is None else tensor.detach().reshape(-1)
+            for tensor, length in zip(tensors, self.block.lengths, strict=True)
+        ]
+        buffer = self._scratch.setdefault(name, torch.empty_like(theta))
+        return torch.cat(parts, out=buffer)
+
+    def tensors(self) -> Iterator[tuple[Tensor, Block]]:
+        """Each parameter as a block of its own, once it is past the bootstrap."""
+        block = self.block
+        parts = zip(*(self.views(getattr(block, name)) for name in ("theta", *STATISTICS)), strict=True)
+        for k, (theta, *statistics) in enumerate(parts):
+            if block.seen[k] >= self.config.bootstrap:
+                flat = {name: part.reshape(-1) for name, part in zip(STATISTICS, statistics, strict=True)}
+                seen, totals, lengths = block.seen[k : k + 1], block.totals[k : k + 1], block.lengths[k : k + 1]
+                yield self.parameters[k], Block(theta.reshape(-1), None, **flat, seen=seen, totals=totals, lengths=lengths)
+
+    def adopt(self) -> None:
+        """Go on from weights that the user has set since the last step."""
+        for parameter, weights, iterate in zip(self.parameters, self._weights, self._iterates, strict=True):
+            seen = weights if weights.dtype == parameter.dtype else weights.to(parameter.dtype)
+            if not torch.equal(parameter, seen):
+                changed = parameter != seen
+                iterate[changed] = weights[changed] = parameter.detach()[changed].to(weights.dtype)
+
+    def open(self) -> None:
+        """Let the parameters hold the iterates."""
+        if self.block.average is not None or self._coarse:
+            for parameter, iterate in zip(self.parameters, self._iterates, strict=True):
+                parameter.copy_(iterate)
+
+    def close(self) -> None:
+        """Let the parameters hold the weights to evaluate."""
+        for parameter, weights in zip(self.parameters, self._weights, strict=True):
+            parameter.copy_(weights)
+
+    def move_to(self, theta: Tensor) -> Tensor:
+        """Let the parameters hold other values, rounded to their precision. Returns what they hold now."""
+        for parameter, values in zip(self.parameters, self.views(theta), strict=True):
+            parameter.copy_(values)
+        return theta if not self._coarse else torch.cat([p.detach().reshape(-1) for p in self.parameters]).to(theta)
+
+
+class Table:
+    """One embedding table, of which a step touches some rows. Each of those is a segment."""
+
+    def __init__(self, parameter: Tensor, states: dict[Tensor, ParamState], config: Config):
+        self.parameter, self.config = parameter, config
+        self.signature = signature([parameter])
+        self.state = state = states[parameter]
+        for name, dtype in statistics_dtypes(parameter.dtype, config, compact=False).items():
+            state[name] = state[name].to(parameter.device, dtype)
+        state["seen"] = state["seen"].to(parameter.device)
+        coarse = parameter.dtype != precision(parameter.dtype)
+        for name, dtype in (("iterate", parameter.dtype), ("average", precision(parameter.dtype))):
+            wanted = averages_iterates(config) and (name == "iterate" or coarse)
+            if wanted:
+                state[name] = state.get(name, parameter.detach()).to(parameter.device, dtype, copy=True)
+            else:
+                state.pop(name, None)
+        self._weights: Tensor | None = None
+        self._version: tuple[int, int] | None = None
+
+    def tensors(self) -> Iterator[tuple[Tensor, Block]]:
+        """The rows that are past the bootstrap."""
+        rows = (self.state["seen"] >= self.config.bootstrap).nonzero()[:, 0]
+        if len(rows):
+            yield self.parameter, self.rows(rows)
+
+    def adopt(self) -> None:
+        """Go on from weights that the user has set since the last step, unless it was through `.data`."""
+        version = self.parameter._version, self.parameter.data_ptr()
+        if self._version is not None and version != self._version:
+            for name in {"iterate", "average"} & self.state.keys():
+                self.state[name].copy_(self.parameter)
+
+    def open(self) -> None:
+        """Let the parameter use the memory of the iterates."""
+        if "iterate" in self.state:
+            self._weights = self.parameter.data
+            self.parameter.data = self.state["iterate"]
+
+    def close(self) -> None:
+        """Let the parameter hold the weights to evaluate."""
+        if self._weights is not None:
+            self.parameter.data = self._weights
+            self._weights = None
+            torch.autograd.graph.increment_version(self.parameter)
+        self._version = self.parameter._version, self.parameter.data_ptr()
+
+    def _average(self) -> Tensor | None:
+        return self.state.get("average", self._weights)
+
+    def rows(self, rows: Tensor) -> Block:
+        """Copies of the touched rows."""
+
+        def touched(name: str) -> Tensor:
+            return self.state[name].index_select(0, rows).reshape(-1)
+
+        dtype = precision(self.parameter.dtype)
+        average = self._average()
+        width = self.parameter[0].numel()
+        theta = self.parameter.detach().index_select(0, rows).to(dtype).reshape(-1)
+        seen = self.state["seen"].index_select(0, rows)
+        statistics = {name: touched(name) for name in STATISTICS}
+        # of a row that was never touched the memory is set now: a large table is not written just to say so
+        untouched = (seen == 0).repeat_interleave(width)
+        statistics["memory"] = torch.where(untouched, self.config.memory, statistics["memory"])
+        return Block(
+            theta=theta,
+            average=None if average is None else average.index_select(0, rows).to(dtype).reshape(-1),
+            **statistics,
+            seen=seen,
+            totals=self._totals(theta, statistics, width).expand(len(rows), -1).contiguous(),
+            lengths=(width,) * len(rows),
+        )
+
+    def _totals(self, theta: Tensor, statistics: dict[str, Tensor], width: int) -> Tensor:
+        """What a row is told of its tensor: `width` times the means over all touched rows."""
+        size = theta.new_zeros(())
+        if isinstance(self.config, Networks):
+            size = networks.probe_size(theta.square().mean().sqrt(), self.config)
+        values = {**statistics, "signal": statistics["grad"].square()}
+        means = [values[name].double().mean() * width for name in Totals._fields[:-1]]
+        return torch.stack([*means, size.double()])
+
+    def store(self, rows: Tensor, block: Block) -> None:
+        """Put touched rows back."""
+
+        def put(target: Tensor, values: Tensor) -> None:
+            target.index_copy_(0, rows, values.view(len(rows), *target.shape[1:]).to(target.dtype))
+
+        self.move_to(rows, block.theta)
+        for name in STATISTICS:
+            put(self.state[name], getattr(block, name))
+        put(self.state["seen"], block.seen)
+        if block.average is not None:
+            if "average" in self.state:
+                put(self.state["average"], block.average)
+            assert self._weights is not None
+            put(self._weights, block.average)
+
+    def move_to(self, rows: Tensor, theta: Tensor) -> Tensor:
+        """Let rows of the parameter hold other values, rounded to its precision. Returns what they hold now."""
+        values = theta.view(len(rows), *self.parameter.shape[1:]).to(self.parameter.dtype)
+        self.parameter.index_copy_(0, rows, values)
+        return values.to(theta.dtype).reshape(-1)
+
+
+Storage = Dense | Table
+
+
+def signature(parameters: Sequence[Tensor]) -> list[Any]:
+    """What must not change of parameters while a storage serves them."""
+    return [(id(p), p.shape, p.dtype, p.device) for p in parameters]
+
+
+def check_state(state: ParamState, parameter: Tensor, name: Any) -> None:
+    """Refuse a saved state that does not fit its parameter, before anything is loaded."""
+    if not state:
+        return
+    shapes: dict[str, Sequence[tuple[int, ...]]] = {key: [tuple(parameter.shape)] for key in STATISTICS}
+    shapes["seen"] = [(1,), tuple(parameter.shape[:1])]
+    if state.get("seen") is not None and state["seen"].numel() == 1:
+        shapes["totals"] = [(len(Totals._fields),)]
+    optional = {key: [tuple(parameter.shape)] for key in ("iterate", "average")}
+    for key in sorted({*shapes, *state}):
+        allowed = shapes.get(key, optional.get(key, []))
+        value = state.get(key)
+        found = tuple(value.shape) if isinstance(value, Tensor) and value.is_floating_point() else None
+        if found not in allowed and not (value is None and key in optional):
+            raise ValueError(
+                f"the state is of another model: {key!r} of parameter {name} has shape {found}, "
+                f"it must be {' or '.join(map(str, allowed)) or 'absent'}. Nothing was loaded."
+            )

@@ -1,10 +1,16 @@
 """Stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
 
-`vsgd.rule` is the method; `vsgd.bench` reproduces the paper and is behind the `vsgd` command.
+The functions exported here are Algorithm 1 of the paper by hand, for any array library; `vsgd.algorithms` has the
+others. `vsgd.torch`, `vsgd.sklearn` and `vsgd.river` are front ends, and the `vsgd` command trains on files and
+reproduces the paper.
 """
 
-from vsgd.options import COLUMNS, NETWORKS, PAPER, VSGD_2012, Options
-from vsgd.rule import Info, Moments, State, average, init, is_outlier, rate, remember, step
+import vsgd.probe as _module  # noqa: F401 - imported later, it would take the place of the function of its name
+from vsgd.algorithms.columns import COLUMNS, Columns
+from vsgd.algorithms.networks import NETWORKS, Networks
+from vsgd.algorithms.paper import PAPER, VSGD_2012, Paper, init, probe, rate
+from vsgd.algorithms.paper import update as step
+from vsgd.core import Info, Moments, State, curvature
 
 __version__ = "0.1.0"
 
@@ -13,14 +19,15 @@ __all__ = [
     "NETWORKS",
     "PAPER",
     "VSGD_2012",
+    "Columns",
     "Info",
     "Moments",
-    "Options",
+    "Networks",
+    "Paper",
     "State",
-    "average",
+    "curvature",
     "init",
-    "is_outlier",
+    "probe",
     "rate",
-    "remember",
     "step",
 ]

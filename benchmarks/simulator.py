@@ -13,7 +13,7 @@ from collections.abc import Callable
 from vsgd.bench.figures.comparison import GROUPS
 from vsgd.bench.figures.figure import Request, run_problems
 from vsgd.bench.problems import ELEMENTARY
-from vsgd.bench.simulate import draw_noise, powers_of_two, simulate_vectorised
+from vsgd.bench.simulate import draw_noise, powers_of_two, simulate_vectorized
 
 RUNS, UPDATES, REPEATS = 100, 1024, 3
 
@@ -26,7 +26,7 @@ def seconds(task: Callable[[], object]) -> float:
 
 def main() -> None:
     checkpoints = powers_of_two(UPDATES)
-    print(f"fused loop on all cores against NumPy vectorised over {RUNS} runs; {len(ELEMENTARY)} problems")
+    print(f"fused loop on all cores against NumPy vectorized over {RUNS} runs; {len(ELEMENTARY)} problems")
     print(f"{'algorithm':<20}{'n':>4}{'NumPy':>10}{'fused':>10}{'ratio':>8}")
     totals = {"numpy": 0.0, "fused": 0.0}
     for algorithms in GROUPS.values():
@@ -35,15 +35,15 @@ def main() -> None:
         for n in (1, 10):
             request = Request(runs=RUNS, updates=UPDATES)
 
-            def vectorised(algorithm=algorithm, n=n):
+            def vectorized(algorithm=algorithm, n=n):
                 noise = draw_noise(0, range(RUNS), UPDATES, n)
                 for problem in ELEMENTARY:
-                    simulate_vectorised(problem, algorithm, noise, checkpoints)
+                    simulate_vectorized(problem, algorithm, noise, checkpoints)
 
             def fused(algorithm=algorithm, n=n, request=request):
                 run_problems(ELEMENTARY, algorithm, n, request)
 
-            slow, fast = seconds(vectorised), seconds(fused)
+            slow, fast = seconds(vectorized), seconds(fused)
             totals["numpy"] += slow
             totals["fused"] += fast
             print(f"{algorithm.name:<20}{n:>4}{slow:>9.2f}s{fast:>9.3f}s{slow / fast:>7.1f}x")

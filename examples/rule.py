@@ -1,4 +1,4 @@
-"""The rule by hand: estimate a median, whose loss has a kink and no learning rate that fits all scales.
+"""The algorithm by hand: estimate a median, whose loss has a kink and no learning rate that fits all scales.
 
 python examples/rule.py
 """
@@ -6,7 +6,6 @@ python examples/rule.py
 import numpy as np
 
 import vsgd
-from vsgd import probe
 
 rng = np.random.default_rng(0)
 target = np.array([3.0, -2.0])
@@ -15,8 +14,8 @@ state = vsgd.init(theta)
 for _ in range(500):
     samples = target + rng.standard_normal((10, 2))  # a minibatch of 10
     grads = np.sign(theta - samples)  # of the loss |θ − x|, which has a kink
-    shift = probe.shift(state, grads.mean(0), count=10)  # where to take the second gradient
-    curvs = probe.curvature(grads, np.sign(theta + shift - samples), shift)
+    delta = vsgd.probe(state, grads.mean(0), count=10)  # where to take the second gradient
+    curvs = vsgd.curvature(grads, np.sign(theta + delta - samples), delta)
     batch = vsgd.Moments(grad=grads.mean(0), grad_sq=(grads**2).mean(0), curv=curvs.mean(0), curv_sq=(curvs**2).mean(0))
     theta, state, info = vsgd.step(theta, state, batch, count=10)
 

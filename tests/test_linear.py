@@ -11,14 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from vsgd import COLUMNS, PAPER
-from vsgd.kernels import compiled_with
-from vsgd.linear import REGRESSION, Task, Training, as_rows, distinct, kernel, new_model, threads, train_on
+from vsgd import COLUMNS, NETWORKS, PAPER
+from vsgd.algorithms.columns import column_curvature, init, probe
+from vsgd.jit import compiled
+from vsgd.linear import (
+    REGRESSION,
+    Task,
+    Training,
+    as_rows,
+    column_phases,
+    distinct,
+    kernel,
+    learning_rates,
+    new_model,
+    train_on,
+)
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CURV, LARGEST, MEMORY, SEEN, THETA
-from vsgd.probe import column_curvature, column_shift
-from vsgd.rule import init
 
 COLUMNS_OF_X = 4
 
@@ -124,47 +134,39 @@ def test_threads_share_the_classes(text_like):
     np.testing.assert_array_equal(one.curvature, three.curvature)
 
 
+def test_only_algorithms_for_linear_models_are_taken():
+    task = Task(CLASSIFICATION["log_loss"])
+    for wrong in (lambda: Training(task, NETWORKS), lambda: new_model(3, 1, task, NETWORKS, 0)):
+        with pytest.raises(TypeError, match=r"vsgd\.Columns or vsgd\.Paper; this is Networks\("):
+            wrong()
+
+
 @pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])
-@pytest.mark.parametrize(
-    ("outputs", "task"),
-    [
-        (1, {"loss": CLASSIFICATION["hinge"], "l1": 1e-3, "l2": 1e-3, "average": True}),
-        (1, {"loss": SQUARED, "natural_unit": False}),
-        (3, {"loss": CLASSIFICATION["log_loss"], "softmax": True}),
-    ],
-    ids=["binary", "regression", "softmax"],
-)
-def test_threads_share_the_rows_of_a_minibatch(text_like, monkeypatch, options, outputs, task):
+def test_learning_rates_are_those_of_the_algorithm(text_like, options):
+    """A column that has shown nothing yet has rate 0; the others have the rate of one more sample."""
     X, y = text_like
-    y = y if outputs > 1 else np.where(y == 0, 1.0, -1.0)
-    monkeypatch.setattr(threads, "WORTHWHILE", 2)
-    models = [trained(X, y, epochs=2, options=options, outputs=outputs, threads=n, **task) for n in (1, 2, 3)]
-    assert np.abs(models[0].table[:, THETA]).max() > 0
-    for other in models[1:]:
-        for mine, theirs in zip(models[0], other, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-
-
-def test_threads_change_no_bit_of_the_loss(text_like, monkeypatch):
-    X, y = text_like
-    monkeypatch.setattr(threads, "WORTHWHILE", 2)
-    task = Task(CLASSIFICATION["log_loss"], softmax=True)
-    losses = []
-    for n in (1, 2):
-        model = new_model(X.shape[1] + 1, 3, task, COLUMNS, 0)
-        losses.append(
-            train_on(model, as_rows(X), np.arange(len(y)), y, np.ones(len(y)), Training(task, COLUMNS, 300, n))
-        )
-    assert losses[0] == losses[1]
+    X = sparse.hstack([X, sparse.csr_matrix((X.shape[0], 1))]).tocsr()
+    model = trained(X, np.where(y == 0, 1.0, -1.0), options=options, loss=CLASSIFICATION["log_loss"])
+    rates = learning_rates(model, options)[:, 0]
+    _, grad, grad_sq, curv, curv_sq, _, seen, _ = model.table[:, :, 0].T
+    fraction = grad**2 / (abs(grad_sq - grad**2) + grad**2 + options.epsilon)
+    wanted = fraction * (curv + 1e-5) / (curv_sq + 1e-5) if options is PAPER else fraction / (curv + options.epsilon)
+    np.testing.assert_allclose(rates, np.where(seen >= (10 if options is PAPER else 1), wanted, 0), rtol=1e-9)
+    assert rates[-2] == 0 < rates[:-2].max()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for instructions of this processor")
 def test_the_rule_takes_several_coordinates_at_a_time(text_like):
     X, _ = text_like
-    for loop in (kernel.choose_shifts, kernel.average, kernel.update):
-        compiled = compiled_with(loop, OPTIONS=COLUMNS)
-        compiled(0, 0, workspace(as_rows(X), X.shape[1], 1, 32))
-        assert all("divpd" in code for code in compiled.inspect_asm().values())
+    work = workspace(as_rows(X), X.shape[1], 1, 32)
+    for loop, *config in (
+        (column_phases.choose_probes, COLUMNS),
+        (column_phases.update, COLUMNS),
+        (kernel.average,),
+    ):
+        dispatcher = compiled(loop)
+        dispatcher(0, *config, work)
+        assert all("divpd" in code for code in dispatcher.inspect_asm().values()), loop
 
 
 def test_a_column_without_entries_is_left_alone(text_like):
@@ -205,7 +207,7 @@ def test_the_first_steps_of_a_row_do_not_pass_its_optimum(entries):
     """Newton's step of a row is Σ x² / h with every coordinate going all the way."""
     row = [(x, abs(x) * (1 + excess)) for x, excess in entries]
     fresh = init(0.0, COLUMNS)
-    reach = [abs(x) * column_shift(fresh, 1, largest, COLUMNS) for x, largest in row]
+    reach = [abs(x) * probe(fresh, 1, largest, COLUMNS) for x, largest in row]
     total = sum(
         x * x / column_curvature(1.0, x, largest, sum(reach) - own)
         for (x, largest), own in zip(row, reach, strict=True)
@@ -222,7 +224,7 @@ def test_no_row_is_taken_to_be_much_flatter_than_the_others(weights):
     train_on(model, as_rows(np.eye(2)), np.arange(2), np.ones(2), np.array(weights), Training(task, COLUMNS))
     levelled, own = model.table[:, CURV, 0]
     assert own > 0.1
-    np.testing.assert_allclose(levelled, COLUMNS.flattest * weights[0] * own / sum(weights), rtol=1e-6)
+    np.testing.assert_allclose(levelled, COLUMNS.row_curvature_floor * weights[0] * own / sum(weights), rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import reference
 
+from vsgd.algorithms.paper import share_within
 from vsgd.bench import baselines
 from vsgd.bench.baselines import (
     adagrad,
@@ -22,8 +23,7 @@ from vsgd.bench.baselines import (
     vsgd_networks,
 )
 from vsgd.bench.problems import Elementary, rotated_quadratic
-from vsgd.bench.simulate import draw_noise, powers_of_two, simulate, simulate_vectorised
-from vsgd.blocks import shared
+from vsgd.bench.simulate import draw_noise, powers_of_two, simulate, simulate_vectorized
 
 SHAPES = ("quad", "abs", "rectlin", "gauss")
 ALGORITHMS = [
@@ -42,7 +42,7 @@ ALGORITHMS = [
 @pytest.mark.parametrize("presence", [1.0, 0.3], ids=["dense", "sparse"])
 @pytest.mark.parametrize("n", [1, 10])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("engine", [simulate, simulate_vectorised], ids=["numba", "numpy"])
+@pytest.mark.parametrize("engine", [simulate, simulate_vectorized], ids=["numba", "numpy"])
 @pytest.mark.parametrize("algorithm", [vsgd(), vsgd_fd()], ids=lambda a: a.name)
 def test_equals_the_reference(algorithm, engine, shape, n, presence):
     problem = Elementary(shape, 1.0, 1.0)
@@ -59,14 +59,14 @@ def test_equals_the_reference(algorithm, engine, shape, n, presence):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: a.name)
-def test_fused_equals_vectorised(algorithm):
+def test_fused_equals_vectorized(algorithm):
     checkpoints = powers_of_two(256)
     for n in (1, 4):
         noise = draw_noise(0, range(5), 256, n, presence=0.7)
         for shape in ("quad", "gauss"):
             problem = Elementary(shape, 1.0, 0.5)
             fused = simulate(problem, algorithm, noise, checkpoints)
-            arrays = simulate_vectorised(problem, algorithm, noise, checkpoints)
+            arrays = simulate_vectorized(problem, algorithm, noise, checkpoints)
             np.testing.assert_allclose(fused.theta, arrays.theta, rtol=1e-9, atol=1e-12)
             np.testing.assert_allclose(fused.rate, arrays.rate, rtol=1e-9, atol=1e-12)
 
@@ -88,7 +88,7 @@ def test_a_run_is_the_same_whatever_the_number_of_runs_and_threads():
 def test_divergence_is_infinite_not_a_crash():
     problem = Elementary("quad", 10.0, 1.0)
     noise = draw_noise(0, range(3), 512, 1)
-    for engine in (simulate, simulate_vectorised):
+    for engine in (simulate, simulate_vectorized):
         track = engine(problem, sgd(10.0), noise, powers_of_two(512))
         assert np.isinf(track.theta[:, -1]).all()
         assert np.isfinite(track.theta[:, 0]).all()
@@ -157,8 +157,8 @@ class TestRotated:
         [
             vsgd_fd(),
             vsgd(),
-            sharing(vsgd(), shared([0] * 4 + [1] * 4), "vSGD-b"),
-            sharing(vsgd(), shared([0] * 8), "vSGD-g"),
+            sharing(vsgd(), share_within([0] * 4 + [1] * 4), "vSGD-b"),
+            sharing(vsgd(), share_within([0] * 8), "vSGD-g"),
         ],
         ids=lambda a: a.name,
     )

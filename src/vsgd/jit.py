@@ -27,41 +27,62 @@ NUMBA_SETTINGS = threading.Lock()
 """Held while numba's cache folder is set."""
 
 UNUSED_DAYS = 30
-"""Machine code of other versions of a function is removed when it has not been used for so long."""
+"""Machine code that has not been used for this many days is removed."""
+
+WRITING_SECONDS = 60
+"""Machine code that changed less than this ago may still be being written by another process."""
 
 NOTICE_SECONDS = 1.0
 """A compilation that takes longer is announced on stderr."""
 
 
-def callees(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function refers to by name, in its globals and in the scope that it was defined in."""
+def is_ours(value: Any) -> bool:
+    """Is this a function or a module of this package?"""
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    return str(name).startswith("vsgd.")
+
+
+def names(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a function refers to: globals, variables of the scope that it was defined in, attributes of our modules."""
     found = inspect.getclosurevars(function)
-    return {**found.globals, **found.nonlocals}
+    values = {**found.globals, **found.nonlocals}
+    modules = {name: value for name, value in values.items() if isinstance(value, types.ModuleType) and is_ours(value)}
+    attributes = {
+        f"{name}.{attribute}": getattr(module, attribute)
+        for name, module in modules.items()
+        for attribute in function.__code__.co_names
+        if hasattr(module, attribute)
+    }
+    return {**values, **attributes}
 
 
 def reached(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The plain functions of this package that a function calls, directly or not, and itself."""
+    """The function itself and the plain functions of this package that it calls, directly or not."""
     found: dict[Any, None] = {}
     pending: list[Any] = [function]
     while pending:
         candidate = pending.pop()
-        ours = isinstance(candidate, types.FunctionType) and candidate.__module__.startswith("vsgd.")
-        if candidate not in found and (ours or candidate is function):
+        if candidate not in found:
             found[candidate] = None
-            pending.extend(callees(candidate).values())
+            pending.extend(
+                value for value in names(candidate).values() if isinstance(value, types.FunctionType) and is_ours(value)
+            )
     return list(found)
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """A name for the text of all that a function reaches, and for the constants that it was defined with."""
-    texts = sorted(inspect.getsource(each) for each in reached(function))
-    constants = [
-        f"{name}={value!r}"
-        for each in reached(function)
-        for name, value in sorted(inspect.getclosurevars(each).nonlocals.items())
-        if not callable(value)
-    ]
-    return hashlib.sha256("\0".join(texts + sorted(constants)).encode()).hexdigest()[:16]
+    """A name for all that machine code depends on: texts, constants, and the order of fields in NamedTuples."""
+    parts = set()
+    for each in reached(function):
+        parts.add(inspect.getsource(each))
+        parts.add(f"{each.__qualname__}{each.__defaults__!r}")
+        for name, value in names(each).items():
+            if not callable(value) and not isinstance(value, types.ModuleType):
+                parts.add(f"{each.__qualname__}.{name}={value!r}")
+        for value in vars(sys.modules[each.__module__]).values():
+            if isinstance(value, type) and hasattr(value, "_fields"):
+                parts.add(f"{value.__qualname__}{value._fields!r}")
+    return hashlib.sha256("\0".join(sorted(parts)).encode()).hexdigest()[:16]
 
 
 @functools.cache
@@ -89,41 +110,28 @@ def compiled(function: Callable[..., Any], cache: bool = False) -> Any:
 # --- machine code on disk -----------------------------------------------------------------------------------------
 
 
-def cache_root() -> Path | None:
-    """The folder for machine code, made if need be. None if it is not ours alone: it will be run."""
+def cache_root() -> Path:
+    """The folder for machine code, made if need be. OSError if others could write to it: its content will be run."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(home) / "vsgd"
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.stat()
-    except (OSError, RuntimeError):
-        return None
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = root.stat()
     if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        return None
+        raise PermissionError(f"{root} belongs to another user or can be written by others")
     return root
 
 
-def remove_unused(folder: Path) -> None:
-    """Remove machine code of other versions of the same function that nobody has used for a while."""
-    name = folder.name.rpartition("-")[0]
-    for other in folder.parent.glob(f"{name}-*"):
+def age(path: Path) -> float:
+    """Seconds since the last change."""
+    return time.time() - path.stat().st_mtime
+
+
+def remove_unused(root: Path) -> None:
+    """Remove machine code that nobody has used for a while, such as that of older versions of this package."""
+    for folder in root.iterdir():
         with contextlib.suppress(OSError):
-            if other != folder and time.time() - other.stat().st_mtime > UNUSED_DAYS * 86400:
-                shutil.rmtree(other, ignore_errors=True)
-
-
-def seal_of(file: Path) -> Path:
-    return file.with_name(file.name + ".sha256")
-
-
-def checksum(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def seal(folder: Path) -> None:
-    """Note the checksums of all files, so that damage is seen before damaged machine code runs."""
-    for file in machine_code(folder):
-        seal_of(file).write_text(checksum(file))
+            if age(folder) > UNUSED_DAYS * 86400:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def machine_code(folder: Path) -> Iterator[Path]:
@@ -131,19 +139,56 @@ def machine_code(folder: Path) -> Iterator[Path]:
     return (file for file in folder.rglob("*.nb?") if file.is_file())
 
 
-def discard_damaged(folder: Path) -> None:
-    """Remove all machine code of a folder if any of its files is not what was sealed."""
+def seal_of(file: Path) -> Path:
+    """The file that holds the checksum of another."""
+    return file.with_name(file.name + ".sha256")
+
+
+def seal(folder: Path) -> None:
+    """Note the checksums of all files, so that damage is seen before damaged machine code runs."""
+    for file in machine_code(folder):
+        seal_of(file).write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def is_whole(file: Path) -> bool:
+    """Is the file what was sealed?"""
+    content = hashlib.sha256(file.read_bytes()).hexdigest().encode()
+    return seal_of(file).exists() and seal_of(file).read_bytes() == content
+
+
+def clear(folder: Path) -> None:
+    """Remove all machine code; other processes may be writing, so the folder stays."""
+    for file in machine_code(folder):
+        file.unlink(missing_ok=True)
+
+
+def open_folder(name: str) -> Path:
+    """A folder for machine code, free of damaged files. OSError if there can be none."""
+    root = cache_root()
+    folder = root / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(OSError):  # a folder that cannot be written may still be read
+        os.utime(folder)
+        remove_unused(root)
+    damaged = [file for file in machine_code(folder) if not is_whole(file)]
+    if any(age(file) < WRITING_SECONDS for file in damaged):
+        raise BlockingIOError(f"{folder} is being written")
+    if damaged:
+        warnings.warn(f"the cache of compiled code in {folder} is damaged; compiling anew", stacklevel=4)
+        clear(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def announced(message: str) -> Iterator[None]:
+    """Say on stderr what is happening if it takes long."""
+    timer = threading.Timer(NOTICE_SECONDS, print, [message], {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
     try:
-        whole = all(seal_of(file).read_text() == checksum(file) for file in machine_code(folder))
-    except (OSError, UnicodeDecodeError):
-        whole = False
-    if not whole:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def announce(name: str) -> None:
-    print(f"vsgd: compiling {name} for this processor, once; later runs take it from the cache", file=sys.stderr)
+        yield
+    finally:
+        timer.cancel()
 
 
 class Kernel:
@@ -152,72 +197,84 @@ class Kernel:
     def __init__(self, function: Callable[..., Any]):
         self.function = function
         self.folder: Path | None = None
-        self._overloads = 0
+        """Where the machine code is kept, once it has been called; None if nowhere."""
+        self._lock = threading.Lock()
         self._dispatcher: Any = None
+        self._sealed = 0
 
     def __call__(self, *args: Any) -> Any:
         if self._dispatcher is None:
-            self._open()
-        timer = None
-        if not self._overloads:
-            timer = threading.Timer(NOTICE_SECONDS, announce, [self.function.__name__])
-            timer.daemon = True
-            timer.start()
+            with self._lock:
+                if self._dispatcher is None:
+                    self._dispatcher = self._open(args)
         try:
             result = self._dispatcher(*args)
-        except Exception as error:
-            if self.folder is None or type(error).__module__.startswith("numba"):
-                raise  # not the cache: numba cannot compile this, or the function itself raised
-            self._do_without(error)
+        except OSError as error:  # not the function's: machine code for other types of arguments could not be written
+            self._dispatcher = self._do_without(error)
             result = self._dispatcher(*args)
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if len(self._dispatcher.overloads) != self._overloads:
-            self._overloads = len(self._dispatcher.overloads)
+        if len(self._dispatcher.signatures) != self._sealed:
             self._seal()
         return result
 
-    def _open(self) -> None:
-        """Compile with a cache folder of our own if there can be one."""
+    def _open(self, args: tuple[Any, ...]) -> Any:
+        """Load the machine code for arguments like these, or compile it."""
         import numba
 
-        config: Any = numba.config
         name = f"{self.function.__name__}-{digest(self.function)}"
         if inspect.getclosurevars(self.function).nonlocals:
             # processes may compile it with other constants, and one load both: a name would stand for two functions
             self.function.__qualname__ = name.replace("-", "_")
-        root = cache_root()
-        if root is not None:
-            folder = root / name
+        message = f"vsgd: compiling {self.function.__name__} for this processor"
+        try:
+            self.folder = open_folder(name)
+            dispatcher = self._caching(self.folder)
+            message += ", once; later runs take it from the cache"
+        except (OSError, RuntimeError) as error:
+            self.folder = None
+            dispatcher = compiled(self.function)
+            message += f"; the result cannot be kept ({error})"
+        type_of: Any = numba.typeof
+        signature = tuple(map(type_of, args))
+        with announced(message):
             try:
-                folder.mkdir(mode=0o700, exist_ok=True)
-                os.utime(folder)
-                discard_damaged(folder)
-                remove_unused(folder)
-                with NUMBA_SETTINGS:
-                    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
-                    try:
-                        self._dispatcher = compiled(self.function, cache=True)
-                    finally:
-                        config.CACHE_DIR = before
-                self.folder = folder
-                return
-            except (OSError, RuntimeError):
-                pass  # nowhere to write
-        self._dispatcher = compiled(self.function)
+                dispatcher.compile(signature)
+            except numba.core.errors.NumbaError:
+                raise
+            except Exception as error:  # whatever a file can raise that was neither written nor read as it should
+                if self.folder is None:
+                    raise
+                dispatcher = self._do_without(error)
+                dispatcher.compile(signature)
+        return dispatcher
 
-    def _do_without(self, error: Exception) -> None:
-        """Go on without the cache: reading or writing it has failed."""
-        assert self.folder is not None
-        shutil.rmtree(self.folder, ignore_errors=True)
-        message = f"the cache of compiled code in {self.folder} is not usable ({error}); compiling anew"
-        warnings.warn(message, stacklevel=3)
+    def _caching(self, folder: Path) -> Any:
+        """The function compiled by numba with this folder as its cache."""
+        import numba
+
+        config: Any = numba.config
+        with NUMBA_SETTINGS:
+            before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+            try:
+                dispatcher = compiled(self.function, cache=True)
+            finally:
+                config.CACHE_DIR = before
+        if folder not in Path(dispatcher.stats.cache_path).parents:
+            raise PermissionError(f"{folder} cannot be written")  # numba chose a folder of its own
+        return dispatcher
+
+    def _do_without(self, error: Exception) -> Any:
+        """The function compiled without a cache, because reading or writing it has failed."""
+        warnings.warn(
+            f"the cache of compiled code in {self.folder} is not usable ({error}); compiling anew", stacklevel=4
+        )
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                clear(self.folder)
         self.folder = None
-        self._overloads = 0
-        self._dispatcher = compiled(self.function)
+        return compiled(self.function)
 
     def _seal(self) -> None:
+        self._sealed = len(self._dispatcher.signatures)
         if self.folder is not None:
             with contextlib.suppress(OSError):
                 seal(self.folder)

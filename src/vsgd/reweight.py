@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vsgd.rule import Array
+from vsgd.core import Array
 
 
 def sample_weights(gram: Array) -> Array:

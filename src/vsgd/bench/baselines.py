@@ -1,7 +1,7 @@
 """The opponents, and the method itself, each a small pure pair of `init` and `update`.
 
-Like the rule they are plain arithmetic on arrays or compiled scalars. `update` returns the parameter, the
-state and the rate it used. Those that look at a second gradient also say at which `shift`.
+They are plain arithmetic on arrays or compiled scalars, as `vsgd.core` explains. `update` returns the parameter, the
+state and the rate it used. Those that take a second gradient also say where, by a `probe`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.options import NETWORKS, PAPER, VSGD_2012, Options
-from vsgd.probe import guessed_curvature, probe_size, random_sign, tensor_shift
-from vsgd.probe import shift as probe_shift
-from vsgd.rule import Array, Moments, Neighbours, State, averaging_weight, follow
-from vsgd.rule import init as rule_init
-from vsgd.rule import step as rule_step
+from vsgd.algorithms import networks, paper
+from vsgd.core import Array, Moments, State
 
-NO_CURVATURE, SAMPLE_CURVATURE, SHIFTED_GRADIENT = range(3)
+NO_CURVATURE, SAMPLE_CURVATURE, FINITE_DIFFERENCES = range(3)
 
 EPSILON = 1e-8
 
 
-def no_shift(state: Any, grad: Array, count: Array, t: int, params: Any) -> Array:
+def no_probe(theta: Array, state: Any, grad: Array, count: Array, t: int, params: Any) -> Array:
     return grad
-
-
-def as_it_is(theta: Array, state: Any) -> Array:
-    return theta
 
 
 class Algorithm(NamedTuple):
@@ -41,11 +33,11 @@ class Algorithm(NamedTuple):
     update: Callable[..., Any]
     """(theta, state, batch: Moments, count, t, params) → theta, state, rate"""
     curvature: int = NO_CURVATURE
-    shift: Callable[..., Any] = no_shift
-    """(state, grad, count, t, params) → δ; asked only with SHIFTED_GRADIENT"""
+    probe: Callable[..., Any] = no_probe
+    """(theta, state, grad, count, t, params) → δ; used only with FINITE_DIFFERENCES"""
     bootstrap: float = 0.0
-    """How many samples it looks at before the first update."""
-    look: Callable[..., Any] = as_it_is
+    """How many samples it is shown before the first update."""
+    evaluation_point: Callable[..., Any] = paper.evaluation_point
     """(theta, state) → the parameter to judge it by"""
 
 
@@ -94,7 +86,7 @@ def secant_state(theta: Array, params: Decay) -> Array:
     return 0 * theta + 1 / params.rate
 
 
-def secant_shift(state: Array, grad: Array, count: Array, t: int, params: Decay) -> Array:
+def secant_probe(theta: Array, state: Array, grad: Array, count: Array, t: int, params: Decay) -> Array:
     """The step about to be taken: the secant is measured along it."""
     step = grad / (state * (1 + t))
     return EPSILON * (step <= 0) - EPSILON * (step > 0) - step
@@ -114,7 +106,7 @@ def sgd_qn(rate: float = 1.0) -> Algorithm:
     The curvature starts at 1/η0 and is kept above a hundredth of that, as theirs is kept within λ's range.
     """
     params = Decay(rate, 1.0)
-    return Algorithm(f"SGD-QN η={rate:g}", params, secant_state, secant_update, SHIFTED_GRADIENT, secant_shift)
+    return Algorithm(f"SGD-QN η={rate:g}", params, secant_state, secant_update, FINITE_DIFFERENCES, secant_probe)
 
 
 class AdamState(NamedTuple):
@@ -154,82 +146,68 @@ def oracle(curvature: float, noise: float) -> Algorithm:
     return Algorithm("oracle", Truth(curvature, noise), no_state, oracle_update)
 
 
-def vsgd_shift(state: State, grad: Array, count: Array, t: int, params: Options) -> Array:
-    return probe_shift(state, grad, count, params)
+def paper_probe(theta: Array, state: State, grad: Array, count: Array, t: int, params: paper.Paper) -> Array:
+    return paper.probe(state, grad, count, params)
 
 
-def vsgd_update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: Options) -> Any:
-    theta, state, info = rule_step(theta, state, batch, count, params)
+def paper_update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: paper.Paper) -> Any:
+    theta, state, info = paper.update(theta, state, batch, count, params)
     return theta, state, info.rate
 
 
-def vsgd_fd(options: Options = PAPER) -> Algorithm:
+def vsgd_fd(config: paper.Paper = paper.PAPER) -> Algorithm:
     """Algorithm 1."""
-    return Algorithm("vSGD-fd", options, rule_init, vsgd_update, SHIFTED_GRADIENT, vsgd_shift, options.bootstrap)
+    return Algorithm("vSGD-fd", config, paper.init, paper_update, FINITE_DIFFERENCES, paper_probe, config.bootstrap)
 
 
-def vsgd(options: Options = VSGD_2012) -> Algorithm:
+def vsgd(config: paper.Paper = paper.VSGD_2012) -> Algorithm:
     """The predecessor, which takes each sample's own curvature."""
-    return Algorithm("vSGD", options, rule_init, vsgd_update, SAMPLE_CURVATURE, vsgd_shift, options.bootstrap)
+    return Algorithm("vSGD", config, paper.init, paper_update, SAMPLE_CURVATURE, paper_probe, config.bootstrap)
 
 
-class Averaged(NamedTuple):
-    """What the default for networks remembers of a coordinate."""
-
-    inner: State
-    iterate: Array
-    average: Array
+def networks_probe(
+    theta: Array, state: networks.State, grad: Array, count: Array, t: int, params: networks.Networks
+) -> Array:
+    return networks.probe(networks.probe_size(abs(theta), params), networks.random_bit(np.int64(t), np.int64(0)))
 
 
-def averaged_init(theta: Array, params: Options) -> Averaged:
-    return Averaged(inner=rule_init(theta, params), iterate=theta, average=theta)
+def networks_update(
+    theta: Array, state: networks.State, batch: Moments, count: Array, t: int, params: networks.Networks
+) -> Any:
+    """The default for a tensor of one coordinate. Where no second gradient is due, the curvature is the known one."""
+    mean = state.inner.mean
+    due = networks.probe_due(t, params) | (state.inner.seen < params.bootstrap)
+    batch = Moments(
+        grad=batch.grad,
+        grad_sq=batch.grad_sq,
+        curv=mean.curv + due * (batch.curv - mean.curv),
+        curv_sq=mean.curv_sq + due * (batch.curv_sq - mean.curv_sq),
+    )
+    size = networks.probe_size(abs(theta), params)
+    tensor = networks.curvature_shrinkage(mean.curv, mean.curv_sq, abs(mean.grad), size, params)
+    theta, state, info = networks.update(theta, state, batch, count, params, tensor)
+    return theta, state, info.rate
 
 
-def averaged_look(theta: Array, state: Averaged) -> Array:
-    return state.average
-
-
-def averaged_size(state: Averaged, params: Options) -> Array:
-    return probe_size(abs(state.iterate), params)
-
-
-def averaged_shift(state: Averaged, grad: Array, count: Array, t: int, params: Options) -> Array:
-    return tensor_shift(averaged_size(state, params), random_sign(np.int64(t), np.int64(0)))
-
-
-def averaged_update(theta: Array, state: Averaged, batch: Moments, count: Array, t: int, params: Options) -> Any:
-    """The rule, its curvature seen at some steps only, and the average of where it went."""
-    known = state.inner.mean
-    due = (t % params.curvature_every == 0) | (state.inner.seen < params.bootstrap)
-    curv = known.curv + due * (batch.curv - known.curv)
-    curv_sq = known.curv_sq + due * (batch.curv_sq - known.curv_sq)
-    weight = averaging_weight(state.inner.seen, count, params)
-    seen = Moments(grad=batch.grad, grad_sq=batch.grad_sq, curv=curv, curv_sq=curv_sq)
-    guess = guessed_curvature(known.curv, known.grad, averaged_size(state, params))
-    own = Neighbours(params.neighbours * (known.curv + guess), params.neighbours * (known.curv_sq + guess * guess))
-    theta, inner, info = rule_step(theta, state.inner, seen, count, params, None, own)
-    return theta, Averaged(inner=inner, iterate=theta, average=follow(state.average, theta, weight)), info.rate
-
-
-def vsgd_networks(options: Options = NETWORKS) -> Algorithm:
-    """What networks are trained with by default, for a tensor of one coordinate: it has no neighbours but itself."""
+def vsgd_networks(config: networks.Networks = networks.NETWORKS) -> Algorithm:
+    """What networks are trained with by default, for a tensor of one coordinate."""
     return Algorithm(
         "vSGD, networks",
-        options,
-        averaged_init,
-        averaged_update,
-        SHIFTED_GRADIENT,
-        averaged_shift,
-        options.bootstrap,
-        averaged_look,
+        config,
+        networks.init,
+        networks_update,
+        FINITE_DIFFERENCES,
+        networks_probe,
+        config.bootstrap,
+        networks.evaluation_point,
     )
 
 
 def sharing(algorithm: Algorithm, share: Callable[[Moments], Moments], name: str) -> Algorithm:
-    """The same with statistics shared between coordinates; see `vsgd.blocks`."""
+    """The same with statistics shared between coordinates; see `paper.share_within`."""
 
-    def update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: Options) -> Any:
-        theta, state, info = rule_step(theta, state, batch, count, params, share)
+    def update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: paper.Paper) -> Any:
+        theta, state, info = paper.update(theta, state, batch, count, params, share)
         return theta, state, info.rate
 
     return algorithm._replace(update=update, name=name)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import binom
 
-from vsgd.options import Options
-from vsgd.rule import Moments, rate
+from vsgd.algorithms.paper import Paper, rate
+from vsgd.core import Moments
 
-EXACT = Options(epsilon=1e-300)
-"""Here the statistics are known, so nothing needs to be kept from zero."""
+EXACT = Paper(epsilon=1e-300)
+"""Here the statistics are known, so no denominator needs a larger ε."""
 
 StepSize = Callable[[Any], Any]
 """The step c on the mean of the k non-zero gradients, as a function of k."""

@@ -13,14 +13,23 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from vsgd.algorithms.paper import PAPER, VSGD_2012
 from vsgd.bench import store
 from vsgd.bench.figures import FIGURES, Figure, KeyNumber, Request, Results
-from vsgd.options import PAPER, VSGD_2012
 
-SOURCES = ("rule", "options", "probe", "reweight", "bench.problems", "bench.baselines", "bench.simulate", "bench.gain")
+SOURCES = (
+    "core",
+    "algorithms.paper",
+    "algorithms.networks",
+    "reweight",
+    "bench.problems",
+    "bench.baselines",
+    "bench.simulate",
+    "bench.gain",
+)
 """Modules that results depend on, besides that of the figure itself."""
 
-OPTIONS = {"vSGD-fd": PAPER._asdict(), "vSGD": VSGD_2012._asdict()}
+CONFIGS = {"vSGD-fd": PAPER._asdict(), "vSGD": VSGD_2012._asdict()}
 
 
 class Reproduced(NamedTuple):
@@ -80,7 +89,7 @@ def reproduce(names: list[str], out: Path, request: Request) -> list[Reproduced]
                 started = time.perf_counter()
                 arrays = task()
                 seconds = round(time.perf_counter() - started, 3)
-                store.save(path, arrays, {**wanted, "options": OPTIONS, "versions": versions(), "seconds": seconds})
+                store.save(path, arrays, {**wanted, "configs": CONFIGS, "versions": versions(), "seconds": seconds})
 
     shown = []
     for figure in FIGURES.values():

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.bench.baselines import NO_CURVATURE, SAMPLE_CURVATURE, SHIFTED_GRADIENT, Algorithm
+from vsgd.bench.baselines import FINITE_DIFFERENCES, NO_CURVATURE, SAMPLE_CURVATURE, Algorithm
 from vsgd.bench.problems import Elementary, Problem
 from vsgd.bench.problems import curvature as problem_curvature
 from vsgd.bench.problems import gradient as problem_gradient
-from vsgd.kernels import compiled
-from vsgd.probe import curvature as shifted_curvature
-from vsgd.rule import Moments
+from vsgd.core import Moments, curvature
+from vsgd.jit import compiled
 
 START = 1.0
 """θ at the start, one away from the optimum."""
@@ -70,24 +69,24 @@ def powers_of_two(updates: int) -> list[int]:
 def simulate(
     problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
 ) -> Track:
-    """Run in one fused loop if the problem is elementary, and vectorised over runs if it has more dimensions.
+    """Run in one fused loop if the problem is elementary, and vectorized over runs if it has more dimensions.
 
     Args:
-        problem: what to minimise.
+        problem: what to minimize.
         algorithm: with what.
         noise: from `draw_noise`.
-        checkpoints: after how many updates to look; 0 is the start.
+        checkpoints: after how many updates to store the parameter; 0 is the start.
         centers: where the optimum is at each update, if it moves; 0 otherwise.
     """
     if not isinstance(problem, Elementary):
-        return simulate_vectorised(problem, algorithm, noise, checkpoints, centers)
+        return simulate_vectorized(problem, algorithm, noise, checkpoints, centers)
     runs = len(noise.normal)
     track = Track(*(np.full((runs, len(checkpoints)), np.inf) for _ in Track._fields))
     compiled(_fused_runs)(
         compiled(algorithm.init),
         compiled(algorithm.update),
-        compiled(algorithm.shift),
-        compiled(algorithm.look),
+        compiled(algorithm.probe),
+        compiled(algorithm.evaluation_point),
         algorithm.params,
         algorithm.curvature,
         _start(algorithm, noise),
@@ -117,7 +116,7 @@ def _padded(centers: Any, noise: Noise) -> Any:
     return np.concatenate([np.full(noise.lead, centers[0]), centers])
 
 
-def simulate_vectorised(
+def simulate_vectorized(
     problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
 ) -> Track:
     """The same in NumPy, all runs at once: for problems of any dimension."""
@@ -132,7 +131,7 @@ def simulate_vectorised(
         for i in range(start, noise.lead + noise.updates):
             t = i - noise.lead
             if t in checkpoints:
-                thetas[..., checkpoints.index(t)] = algorithm.look(theta, state)
+                thetas[..., checkpoints.index(t)] = algorithm.evaluation_point(theta, state)
                 rates[..., checkpoints.index(t)] = rate
             sample = centers[i] + problem.sigma * noise.normal[:, i]
             present = None if dense else noise.present[:, i]
@@ -140,7 +139,7 @@ def simulate_vectorised(
             theta, state, rate = algorithm.update(theta, state, batch, count, t, algorithm.params)
             theta = np.where(abs(theta) < DIVERGED, theta, np.inf)
     if noise.updates in checkpoints:
-        thetas[..., -1], rates[..., -1] = algorithm.look(theta, state), rate
+        thetas[..., -1], rates[..., -1] = algorithm.evaluation_point(theta, state), rate
     return Track(theta=thetas, rate=rates)
 
 
@@ -157,9 +156,9 @@ def _batch_moments(
     offset = theta[:, None] - sample
     grads = problem.gradient(offset)
     grad = mean(grads)
-    if algorithm.curvature == SHIFTED_GRADIENT:
-        delta = algorithm.shift(state, grad, count, t, algorithm.params)[:, None]
-        curvs = shifted_curvature(grads, problem.gradient(offset + delta), delta)
+    if algorithm.curvature == FINITE_DIFFERENCES:
+        delta = algorithm.probe(theta, state, grad, count, t, algorithm.params)[:, None]
+        curvs = curvature(grads, problem.gradient(offset + delta), delta)
     elif algorithm.curvature == SAMPLE_CURVATURE:
         curvs = problem.curvature(offset)
     else:
@@ -171,8 +170,8 @@ def _fused_runs(
     # the algorithm
     init: Any,
     update: Any,
-    shift: Any,
-    look: Any,
+    probe: Any,
+    evaluation_point: Any,
     params: Any,
     curvature_kind: int,
     start: int,
@@ -200,7 +199,7 @@ def _fused_runs(
         for i in range(start, batches):
             t = i - lead
             if mark < len(checkpoints) and t == checkpoints[mark]:
-                thetas[run, mark], rates[run, mark] = look(theta, state), rate
+                thetas[run, mark], rates[run, mark] = evaluation_point(theta, state), rate
                 mark += 1
             count, grad, grad_sq, curv, curv_sq = 0.0, 0.0, 0.0, 0.0, 0.0
             distance = theta - centers[i]
@@ -214,12 +213,12 @@ def _fused_runs(
             divisor = max(count, 1.0)
             grad, grad_sq = grad / divisor, grad_sq / divisor
             if curvature_kind != NO_CURVATURE:
-                delta = shift(state, grad, count, t, params)
+                delta = probe(theta, state, grad, count, t, params)
                 for j in range(n):
                     if present[run, i, j]:
                         offset = distance - sigma * normal[run, i, j]
-                        if curvature_kind == SHIFTED_GRADIENT:
-                            h = shifted_curvature(grads[j], problem_gradient(shape, scale, offset + delta), delta)
+                        if curvature_kind == FINITE_DIFFERENCES:
+                            h = curvature(grads[j], problem_gradient(shape, scale, offset + delta), delta)
                         else:
                             h = problem_curvature(shape, scale, offset)
                         curv += h
@@ -231,4 +230,4 @@ def _fused_runs(
                 break
         else:
             if mark < len(checkpoints):
-                thetas[run, mark], rates[run, mark] = look(theta, state), rate
+                thetas[run, mark], rates[run, mark] = evaluation_point(theta, state), rate

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
+from vsgd.algorithms.columns import COLUMNS
 from vsgd.errors import UserError
 from vsgd.files.reading import Chunk, chunks, good_examples, is_svmlight, table_rows
 from vsgd.files.schema import BadRow, Schema, infer
 from vsgd.files.storage import Trained, load, save, task_of
 from vsgd.linear import CLASSIFICATION, Training, as_rows, new_model, train_on
 from vsgd.linear.training import coefficients, mean_loss
-from vsgd.options import COLUMNS
 
 ROWS_TO_GUESS = 1000
 MOST_CLASSES = 1000

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from vsgd.files.schema import BadRow, Example, number
-from vsgd.kernels import kept
+from vsgd.jit import kept
 
 BLOCK = 1 << 20
 """Bytes read at a time."""

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vsgd.core import Moments, State
 from vsgd.linear.model import CURV, CURV_SQ, FIELDS, GRAD, GRAD_SQ, MEMORY, SEEN, THETA
 from vsgd.linear.rows import Rows
-from vsgd.rule import Moments, State
 
 NOWHERE = np.uint32(2**32 - 1)
 """The slot of a column that is not in the minibatch."""
@@ -31,7 +31,6 @@ class Workspace(NamedTuple):
         row_end: where the entries of the rows end; before the first row, 0.
         margin, slope, shifted: rows × outputs; slopes at θ, and beside it.
         curvature, reach: rows × outputs; of the loss in the output, and Σ |x| δ.
-        loss: of a row.
     """
 
     slot_of: Any
@@ -51,7 +50,6 @@ class Workspace(NamedTuple):
     shifted: Any
     curvature: Any
     reach: Any
-    loss: Any
 
 
 def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
@@ -80,7 +78,6 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
         shifted=np.empty((batch_size, outputs)),
         curvature=np.empty((batch_size, outputs)),
         reach=np.empty((batch_size, outputs)),
-        loss=np.empty(batch_size),
     )
 
 
@@ -125,42 +122,45 @@ def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
     return int(slots)
 
 
-def load(first: int, last: int, table: Any, work: Workspace) -> None:
-    """Copy what the table has of the coordinates of some slots, and make the slots free for the next minibatch.
+def load(slots: int, table: Any, work: Workspace) -> None:
+    """Copy what the table has of the coordinates of the minibatch, and free the slots for the next one.
 
     The loop for θ alone is a light one, so that many lines are on their way from memory at the same time.
     """
     outputs = table.shape[2]
+    coordinates = slots * outputs
     state, place, samples = work.state, work.place, work.samples
     known = table.reshape(-1)
-    for s in range(np.uint64(first), np.uint64(last)):
+    for s in range(np.uint64(slots)):
         column = work.column[s]
         work.slot_of[column] = NOWHERE
         for k in range(np.uint64(outputs)):
             coordinate = s * np.uint64(outputs) + k
             place[coordinate] = column * np.uint64(FIELDS * outputs) + k
             samples[coordinate] = work.count[s]
-    work.count[first:last] = 0.0
-    for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
+    work.count[:slots] = 0.0
+    for c in range(np.uint64(coordinates)):
         state[THETA, c] = known[place[c]]
-    for c in range(np.uint64(first * outputs), np.uint64(last * outputs)):
+    for c in range(np.uint64(coordinates)):
         at = place[c]
         for field in range(GRAD, FIELDS):
             state[field, c] = known[at + np.uint64(field * outputs)]
     for field in range(4):
-        work.moments[field, first * outputs : last * outputs] = 0.0
+        work.moments[field, :coordinates] = 0.0
 
 
-def store(first: int, last: int, table: Any, work: Workspace) -> None:
-    """Copy some coordinates back."""
+def store(coordinates: int, table: Any, work: Workspace) -> None:
+    """Copy the coordinates back to the table."""
     outputs = np.uint64(table.shape[2])
     known = table.reshape(-1)
-    for c in range(np.uint64(first), np.uint64(last)):
+    for c in range(np.uint64(coordinates)):
         for field in range(FIELDS):
             known[work.place[c] + field * outputs] = work.state[field, c]
 
 
-def state_of(state: Any, c: Any) -> State:
+def state_of(work: Workspace, c: Any) -> State:
+    """The state of a coordinate."""
+    state = work.state
     return State(
         mean=Moments(grad=state[GRAD, c], grad_sq=state[GRAD_SQ, c], curv=state[CURV, c], curv_sq=state[CURV_SQ, c]),
         memory=state[MEMORY, c],
@@ -168,6 +168,28 @@ def state_of(state: Any, c: Any) -> State:
     )
 
 
+def set_state(work: Workspace, c: Any, theta: float, new: State) -> None:
+    """Write what an update returned for a coordinate."""
+    state = work.state
+    state[THETA, c] = theta
+    state[GRAD, c] = new.mean.grad
+    state[GRAD_SQ, c] = new.mean.grad_sq
+    state[CURV, c] = new.mean.curv
+    state[CURV_SQ, c] = new.mean.curv_sq
+    state[MEMORY, c] = new.memory
+    state[SEEN, c] = new.seen
+
+
 def moments_of(work: Workspace, c: Any) -> Moments:
+    """The moments of a coordinate over the minibatch."""
     moments = work.moments
     return Moments(grad=moments[0, c], grad_sq=moments[1, c], curv=moments[2, c], curv_sq=moments[3, c])
+
+
+def add_sample(work: Workspace, c: Any, grad: float, curv: float) -> None:
+    """Add the gradient and the curvature of one sample to the sums of a coordinate."""
+    moments = work.moments
+    moments[0, c] += grad
+    moments[1, c] += grad * grad
+    moments[2, c] += curv
+    moments[3, c] += curv * curv

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vsgd.algorithms.base import require
+from vsgd.algorithms.columns import Columns
+from vsgd.algorithms.paper import Paper
 from vsgd.linear.losses import Task
-from vsgd.options import Options
 
 FIELDS = 8
 THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, LARGEST = range(FIELDS)
@@ -40,7 +42,9 @@ def aligned_zeros(shape: tuple[int, ...]) -> Any:
     return room[first : first + size].reshape(shape)
 
 
-def new_model(columns: int, outputs: int, task: Task, options: Options, seed: int) -> Model:
+def new_model(columns: int, outputs: int, task: Task, options: Columns | Paper, seed: int) -> Model:
+    """A model that has seen nothing."""
+    require(options, Columns, Paper)
     table = aligned_zeros((columns, FIELDS, outputs))
     table[:, MEMORY] = options.memory
     return Model(

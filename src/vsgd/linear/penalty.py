@@ -6,7 +6,7 @@ method settles is therefore where the whole penalized loss settles, and nothing 
 
 from __future__ import annotations
 
-from vsgd.rule import Array, Moments
+from vsgd.core import Array, Moments
 
 
 def penalized(batch: Moments, theta: Array, l1: Array, l2: Array) -> Moments:

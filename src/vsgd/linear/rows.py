@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.kernels import kept
+from vsgd.jit import kept
 
 
 class Rows(NamedTuple):

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from vsgd.kernels import kept
-from vsgd.linear import kernel, threads
+from vsgd.algorithms import columns, paper
+from vsgd.algorithms.base import require
+from vsgd.algorithms.columns import Columns
+from vsgd.algorithms.paper import Paper
+from vsgd.core import Moments
+from vsgd.jit import kept
+from vsgd.linear import column_phases, paper_phases
+from vsgd.linear.kernel import pass_with
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
-from vsgd.options import Options
-from vsgd.rule import Moments, rate
+
+COLUMN_PASS = pass_with(column_phases.measure, column_phases.update)
+PAPER_PASS = pass_with(paper_phases.measure, paper_phases.update)
 
 
-class Training(NamedTuple):
-    """How to go about it."""
+@dataclass(frozen=True)
+class Training:
+    """How to train: the objective, the constants of the algorithm, rows of a minibatch, and threads."""
 
     task: Task
-    options: Options
+    options: Columns | Paper
     batch_size: int = 32
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.options, Columns, Paper)
 
 
 def split(model: Model, parts: int) -> list[Model]:
@@ -56,22 +67,21 @@ def join(model: Model, parts: list[Model]) -> None:
 def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
     """One pass over the rows in this order; the mean loss of the rows, each before it was learnt from.
 
-    Outputs that each tell one class from the rest share nothing, so threads take a few outputs each. Otherwise they
-    share the rows of a minibatch, if there are enough. What comes out does not depend on how many threads there are.
+    Outputs that each tell one class from the rest share nothing, so threads take a few outputs each. The result does
+    not depend on how many threads there are.
     """
     outputs = model.table.shape[2]
     parts = min(training.threads, outputs) if training.task.one_vs_rest else 1
     models = split(model, parts) if parts > 1 else [model]
     first = np.cumsum([0] + [part.table.shape[2] for part in models])
-    run = kept(kernel.train, OPTIONS=training.options)
-    if parts == 1 < training.threads and training.batch_size >= threads.WORTHWHILE:
-        run = functools.partial(threads.train, training.threads, training.options)
+    run = kept(COLUMN_PASS if isinstance(training.options, Columns) else PAPER_PASS)
 
     def work(i: int) -> float:
         table = models[i].table
         space = workspace(rows, table.shape[0], table.shape[2], training.batch_size)
         task = training.task._replace(first_output=int(first[i]))
-        return float(run(models[i], rows, order, targets, weights, training.batch_size, task, space))
+        arguments = rows, order, targets, weights, training.batch_size, task, training.options, space
+        return float(run(models[i], *arguments))
 
     if parts == 1:
         total = work(0)
@@ -87,17 +97,19 @@ def coefficients(model: Model, task: Task) -> Any:
     return model.average if task.average else model.table[:, THETA]
 
 
-def learning_rates(model: Model, options: Options) -> Any:
+def learning_rates(model: Model, options: Columns | Paper) -> Any:
     """η* of every coordinate for one more sample; 0 for those that have seen too few to learn."""
-    grad, grad_sq, curv, curv_sq = (model.table[:, field] for field in range(GRAD, CURV_SQ + 1))
-    learning = model.table[:, SEEN] >= options.bootstrap
-    return learning * rate(Moments(grad=grad, grad_sq=grad_sq, curv=curv, curv_sq=curv_sq), 1, options)
+    mean = Moments(*(model.table[:, field] for field in range(GRAD, CURV_SQ + 1)))
+    if isinstance(options, Columns):
+        return columns.rate(mean, 1, options)
+    return (model.table[:, SEEN] >= options.bootstrap) * paper.rate(mean, 1, options)
 
 
-def mostly_learns(model: Model, options: Options) -> bool:
+def mostly_learns(model: Model, options: Columns | Paper) -> bool:
     """Do most non-zero elements seen so far belong to coordinates that have seen enough to learn?"""
     seen = model.table[:, SEEN]
-    return bool(seen[seen >= options.bootstrap].sum() > seen.sum() / 2)
+    bootstrap = 0.0 if isinstance(options, Columns) else options.bootstrap
+    return bool(seen[seen >= bootstrap].sum() > seen.sum() / 2)
 
 
 def mean_loss(margins: Any, targets: Any, weights: Any, task: Task) -> float:

@@ -12,8 +12,9 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight
 
+from vsgd.algorithms.columns import Columns
+from vsgd.algorithms.paper import Paper
 from vsgd.linear import CLASSIFICATION, Training
-from vsgd.options import Options
 from vsgd.sklearn import fitting
 
 
@@ -44,10 +45,10 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         warm_start: whether `fit` goes on from the last fit.
         average: whether coefficients are averaged over the updates.
         random_state: seed of the order of samples and of the directions probed.
-        n_jobs: threads. They share the classes of "ovr", and otherwise the rows of a minibatch, if it has more than a
-            thousand. They do not change the result.
+        n_jobs: threads, which share the classes of "ovr". They do not change the result.
         verbose: whether to show a progress bar.
-        options: constants of the method, `vsgd.COLUMNS` by default; `vsgd.PAPER` for the pseudocode to the letter.
+        options: the algorithm and its constants, `vsgd.COLUMNS` by default; `vsgd.PAPER` for the pseudocode to the
+            letter.
 
     Attributes:
         coef_: 1 or classes × features.
@@ -86,7 +87,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: int = 0,
-        options: Options | None = None,
+        options: Columns | Paper | None = None,
     ):
         self.loss = loss
         self.multi_class = multi_class

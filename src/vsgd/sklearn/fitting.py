@@ -15,10 +15,10 @@ from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm.auto import tqdm
 
+from vsgd.algorithms.columns import COLUMNS
 from vsgd.linear import Task, Training, as_rows, distinct, learning_rates, new_model, train_on
 from vsgd.linear.model import FIELDS, THETA
 from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, shuffles
-from vsgd.options import COLUMNS
 
 PENALTIES = {None: (0.0, 0.0), "l2": (0.0, 1.0), "l1": (1.0, 0.0), "elasticnet": (None, None)}
 

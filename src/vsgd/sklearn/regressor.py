@@ -8,8 +8,9 @@ import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight
 
+from vsgd.algorithms.columns import Columns
+from vsgd.algorithms.paper import Paper
 from vsgd.linear import REGRESSION, Training
-from vsgd.options import Options
 from vsgd.sklearn import fitting
 
 
@@ -53,7 +54,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: int = 0,
-        options: Options | None = None,
+        options: Columns | Paper | None = None,
     ):
         self.loss = loss
         self.epsilon = epsilon

@@ -1,0 +1,405 @@
+"""The algorithms in every array library; the paper's against its scalar loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vsgd import COLUMNS, NETWORKS, PAPER, VSGD_2012, Columns, Moments, Networks, Paper, State
+from vsgd.algorithms import columns, networks, paper
+from vsgd.algorithms.base import require
+from vsgd.algorithms.networks import TensorCurvature
+from vsgd.algorithms.paper import init, probe, rate, share_within, update
+from vsgd.jit import compiled
+
+UPDATES = 1000
+SHAPES = ("quad", "abs", "rectlin", "gauss")
+
+
+def plainly(function, config):
+    """The function as it is; `config` is the position of its constants, which JAX has to know."""
+    return function
+
+
+def on_floats():
+    return float, float, plainly
+
+
+def on_numpy():
+    return lambda x: np.array([x]), lambda x: float(x[0]), plainly
+
+
+def on_numba():
+    return float, float, lambda function, config: compiled(function)
+
+
+def on_torch():
+    torch = pytest.importorskip("torch")
+    return lambda x: torch.tensor([x], dtype=torch.float64), lambda x: float(x[0]), plainly
+
+
+def on_jax():
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    return (
+        lambda x: jax.numpy.array([x], dtype=float),
+        lambda x: float(x[0]),
+        lambda function, config: jax.jit(function, static_argnums=config),
+    )
+
+
+LIBRARIES = [on_floats, on_numpy, on_numba, on_torch, on_jax]
+
+
+def minibatches(n: int, presence: float, seed: int = 1) -> list[list[float]]:
+    rng = np.random.default_rng(seed)
+    xi = rng.standard_normal((UPDATES, n))
+    xi[50::97] *= 20  # outliers now and then
+    present = rng.random((UPDATES, n)) < presence
+    return [row[mask].tolist() for row, mask in zip(xi, present, strict=True)]
+
+
+@pytest.mark.parametrize("presence", [1.0, 0.3], ids=["dense", "sparse"])
+@pytest.mark.parametrize("n", [1, 10])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_paper_equals_the_reference_over_a_thousand_updates(library, shape, n, presence):
+    lift, lower, made = library()
+    do_update, do_probe = made(update, 4), made(probe, 3)
+    batches = minibatches(n, presence)
+    expected = reference.run(shape, 1.0, batches)
+    theta = lift(1.0)
+    state = made(init, 1)(theta, PAPER)
+    track = []
+    for samples in batches:
+        here = lower(theta)
+        grads = np.array([reference.sample_gradient(shape, 1.0, here - xi) for xi in samples] or [0.0])
+        count = lift(float(len(samples)))
+        delta = lower(do_probe(state, lift(grads.mean()), count, PAPER))
+        probed = np.array([reference.sample_gradient(shape, 1.0, here + delta - xi) for xi in samples] or [0.0])
+        curvs = np.abs((grads - probed) / delta)
+        batch = Moments(*(lift(float(x.mean())) for x in (grads, grads**2, curvs, curvs**2)))
+        theta, state, info = do_update(theta, state, batch, count, PAPER)
+        track.append(
+            [lower(theta), lower(state.memory), lower(state.mean.grad_sq), lower(info.rate) * (len(samples) > 0)]
+        )
+    wanted = [[c.theta, c.tau, c.v, c.eta * (len(b) > 0)] for c, b in zip(expected, batches, strict=True)]
+    np.testing.assert_allclose(track, wanted, rtol=1e-9, atol=1e-12)
+    assert expected[-1].outliers > 0, "the stream must exercise the outlier test"
+
+
+def networks_step(theta, state, batch, count, config):
+    """A tensor of one coordinate, seen at every step."""
+    mean = state.inner.mean
+    size = networks.probe_size(abs(theta), config)
+    tensor = networks.curvature_shrinkage(mean.curv, mean.curv_sq, abs(mean.grad), size, config)
+    return networks.update(theta, state, batch, count, config, tensor)
+
+
+@pytest.mark.parametrize("library", LIBRARIES[1:])
+@pytest.mark.parametrize(
+    ("first", "step", "config"),
+    [(networks.init, networks_step, NETWORKS), (columns.init, columns.update, COLUMNS)],
+    ids=["networks", "columns"],
+)
+def test_the_others_are_the_same_in_every_library(first, step, config, library):
+    """Against plain floats, from moments that are given: where θ goes, and with which rate."""
+    rng = np.random.default_rng(0)
+    grads = rng.standard_normal((UPDATES, 4)) + np.linspace(1, 0, UPDATES)[:, None]
+    grads[50::97] *= 20
+    curvs = rng.uniform(0.5, 2, (UPDATES, 4))
+    counts = rng.integers(0, 5, UPDATES)
+
+    def track(lift, lower, made):
+        begin, do_step = made(first, 1), made(step, 4)
+        theta = lift(1.0)
+        state = begin(theta, config)
+        for g, h, n in zip(grads, curvs, counts, strict=True):
+            batch = Moments(*(lift(float(x.mean())) for x in (g, g**2, h, h**2)))
+            theta, state, info = do_step(theta, state, batch, lift(float(n)), config)
+            yield [lower(theta), lower(info.rate), float(lower(info.outlier))]
+
+    wanted = list(track(*on_floats()))
+    np.testing.assert_allclose(list(track(*library())), wanted, rtol=1e-9, atol=1e-12)
+    assert 0 < sum(outlier for _, _, outlier in wanted) < UPDATES / 4
+
+
+def test_the_rate_without_noise_is_one_over_the_curvature():
+    mean = Moments(grad=3.0, grad_sq=9.0, curv=4.0, curv_sq=16.0)
+    assert rate(mean, 1, Paper(epsilon=1e-12)) == pytest.approx(1 / 4)
+    assert rate(mean, 1, VSGD_2012._replace(epsilon=1e-12)) == pytest.approx(1 / 4)
+    assert columns.rate(mean, 1) == pytest.approx(1 / 4)
+    assert networks.rate(mean, 1, NETWORKS, TensorCurvature(0.0, 0.0)) == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 1000])
+def test_the_rate_knows_the_minibatch(count):
+    """Eq. 3: noise counts 1/n of itself."""
+    distance, sigma_sq = 0.7, 5.0
+    mean = Moments(grad=distance, grad_sq=distance**2 + sigma_sq, curv=1.0, curv_sq=1.0)
+    expected = distance**2 / (distance**2 + sigma_sq / count)
+    assert rate(mean, count, Paper(epsilon=1e-14)) == pytest.approx(expected)
+    assert columns.rate(mean, count) == pytest.approx(expected)
+    assert networks.rate(mean, count, NETWORKS, TensorCurvature(0.0, 0.0)) == pytest.approx(expected)
+
+
+def test_a_coordinate_without_samples_is_left_alone():
+    theta = np.array([1.0, 2.0])
+    state = init(theta)
+    batch = Moments(*np.array([[0.5, 0.0], [0.3, 0.0], [1.0, 0.0], [1.0, 0.0]]))
+    for _ in range(20):
+        theta, state, info = update(theta, state, batch, np.array([1, 0]))
+    assert theta[0] != 1
+    assert theta[1] == 2
+    assert state.seen.tolist() == [20, 0]
+    assert state.memory[1] == PAPER.memory
+    assert [m[1] for m in state.mean] == [0, 0, 0, 0]
+    assert info.rate[1] == 0
+
+
+def test_nothing_moves_before_ten_samples():
+    theta, state = 1.0, init(1.0)
+    for _ in range(9):
+        theta, state, _ = update(theta, state, Moments(1.0, 1.0, 1.0, 1.0), 1)
+    assert theta == 1
+    assert state.mean == Moments(1.0, 1.0, 1.0, 1.0)
+    for _ in range(2):
+        theta, state, _ = update(theta, state, Moments(1.0, 1.0, 1.0, 1.0), 1)
+    assert theta < 1
+
+
+def test_constant_curvature_is_never_an_outlier():
+    """Rounding leaves a variance of zero, or a little below it; that must not count as evidence."""
+    rng = np.random.default_rng(0)
+    h = (2.0 * (1 + 1e-12 * rng.standard_normal(1000))).tolist()
+    state = State(mean=Moments(0.0, 1.0, 2.0, 4.0), memory=5.0, seen=100.0)
+    outliers = 0
+    for value in h:
+        _, state, info = update(0.0, state, Moments(0.0, 1.0, value, value * value), 1)
+        outliers += bool(info.outlier)
+    assert outliers == 0
+
+
+class TestNetworks:
+    def test_the_first_averages_are_inflated(self):
+        """Once, at the end of the bootstrap of three."""
+        state = networks.init(1.0)
+        for _ in range(3):
+            _, state, info = networks_step(1.0, state, Moments(1.0, 2.0, 3.0, 9.0), 1, NETWORKS)
+            assert info.rate == 0
+        assert state.inner.mean == Moments(1.0, 20.0, 3.0, 90.0)
+
+    def test_the_memory_grows_with_the_root_of_time(self):
+        rng = np.random.default_rng(0)
+        capped, free = networks.init(1.0), init(1.0)
+        for g in rng.standard_normal(10_000).tolist():
+            batch = Moments(g, g * g, 1.0, 1.0)
+            _, capped, _ = networks_step(1.0, capped, batch, 1, NETWORKS)
+            _, free, _ = update(1.0, free, batch, 1)
+        assert 50 < capped.inner.memory <= 102
+        assert free.memory > 1000
+
+    def test_the_weights_to_evaluate_are_an_average_of_the_iterates(self):
+        """The t-th iterate after the bootstrap enters with weight 1/√t."""
+        theta, state = 1.0, networks.init(1.0)
+        for _ in range(3):
+            theta, state, _ = networks_step(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
+        average = theta
+        for t in range(1, 50):
+            theta, state, _ = networks_step(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
+            average += (theta - average) / t**0.5
+            assert networks.evaluation_point(theta, state) == pytest.approx(average)
+        assert abs(theta) < abs(average) < 1
+
+    def test_curvature_is_shrunk_towards_the_mean_of_the_tensor(self):
+        """A flat coordinate in a curved tensor takes a step that the tensor's curvature allows."""
+        flat = Moments(grad=1.0, grad_sq=1.0, curv=0.0, curv_sq=0.0)
+        tensor = networks.curvature_shrinkage(2.0, 4.0, 1.0, 0.1)
+        assert networks.rate(flat, 1, NETWORKS, tensor) == pytest.approx(1 / 2)
+
+    def test_no_step_is_longer_than_the_probe_where_no_curvature_was_seen(self):
+        """|ḡ|/|δ| stands in: with the shrinkage s the step is δ for any s."""
+        flat = Moments(grad=3.0, grad_sq=9.0, curv=0.0, curv_sq=0.0)
+        tensor = networks.curvature_shrinkage(0.0, 0.0, 3.0, 0.03)
+        assert networks.rate(flat, 1, NETWORKS, tensor) * 3.0 == pytest.approx(0.03)
+
+    def test_a_probe_is_a_fraction_of_the_tensor_but_not_zero(self):
+        assert networks.probe_size(2.0) == pytest.approx(0.06)
+        assert networks.probe_size(0.0) == pytest.approx(3e-5)
+
+    def test_signs_are_fair_and_depend_on_index_and_seed(self):
+        index = np.arange(20_000)
+        bits = networks.random_bit(index, np.int64(7))
+        other = networks.random_bit(index, np.int64(8))
+        assert set(bits.tolist()) == {0, 1}
+        for sample in (bits, bits ^ other, bits[1:] ^ bits[:-1]):
+            assert abs(sample.mean() - 0.5) < 4 * 0.5 / len(index) ** 0.5
+        np.testing.assert_array_equal(networks.probe(0.5, bits), np.where(bits == 1, 0.5, -0.5))
+
+    def test_a_second_gradient_is_due_at_times_and_where_the_first_is_long(self):
+        assert [step for step in range(9) if networks.probe_due(step)] == [0, 4, 8]
+        assert not networks.is_long(3.9, 1.0)
+        assert networks.is_long(4.1, 1.0)
+
+
+def test_the_probe_of_a_column_is_the_step_of_a_coordinate():
+    """All the way, 1 / max |x|, when nothing is known; the root of the signal fraction when all is."""
+    assert columns.probe(columns.init(0.0), 1, 4.0) == pytest.approx(1 / 4)
+    known = State(mean=Moments(1.0, 4.0, 1.0, 1.0), memory=1e12, seen=1e12)
+    assert columns.probe(known, 1, 4.0) == pytest.approx(0.25**0.5 / 4)
+
+
+def test_a_step_beyond_a_kink_is_bounded_by_the_probe():
+    """Where the probe sees no curvature, damping c makes the step δ/c at most."""
+    assert columns.damped(0.0, 3.0, 0.1, COLUMNS) == pytest.approx(0.1 * 30)
+
+
+@pytest.mark.parametrize(
+    ("made", "field", "value"),
+    [
+        (Paper, "epsilon", -1.0),
+        (Paper, "memory", 0.5),
+        (Columns, "epsilon", 0.0),
+        (Columns, "min_memory_cap", 0.0),
+        (Networks, "probe_interval", 0),
+        (Networks, "bootstrap", float("nan")),
+        (Networks, "probe_scale", float("inf")),
+    ],
+)
+def test_impossible_constants_are_refused(made, field, value):
+    with pytest.raises(ValueError, match=f"^{made.__name__}: {field} is {value}, it must be at least"):
+        made(**{field: value})
+    with pytest.raises(ValueError, match=field):
+        made()._replace(**{field: value})
+
+
+def test_a_foreign_algorithm_is_refused_by_name():
+    require(COLUMNS, Columns, Paper)
+    with pytest.raises(TypeError, match=r"vsgd\.Columns or vsgd\.Paper; this is Networks\(epsilon=1e-36"):
+        require(NETWORKS, Columns, Paper)
+    with pytest.raises(TypeError, match=r"vsgd\.Networks; this is 'adam'"):
+        require("adam", Networks)
+
+
+def in_float32(config):
+    """The same constants as a loop in float32 is given them."""
+    return type(config)(*(value if isinstance(value, bool) else np.float32(value) for value in config))
+
+
+def learn_of_networks(theta, state, batch, count, config):
+    """All of an update but the step, which an engine takes in its own way."""
+    return networks.learn(state, batch, count, config, TensorCurvature(theta, theta))
+
+
+@pytest.mark.parametrize(
+    ("step", "config"), [(update, PAPER), (learn_of_networks, NETWORKS)], ids=["paper", "networks"]
+)
+def test_float32_stays_float32_in_compiled_code(step, config):
+    f = np.float32
+    state = State(mean=Moments(f(0), f(0), f(0), f(0)), memory=f(2), seen=f(0))
+    kernel = compiled(step)
+    before = set(kernel.overloads)
+    kernel(f(1), state, Moments(f(1), f(1), f(1), f(1)), f(1), in_float32(config))
+    (signature,) = set(kernel.overloads) - before
+    assert "float64" not in str(kernel.overloads[signature].signature.return_type)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("step", "config"), [(update, PAPER), (learn_of_networks, NETWORKS)], ids=["paper", "networks"]
+)
+def test_arrays_keep_their_dtype(step, config, dtype):
+    torch = pytest.importorskip("torch")
+    for ones, wanted in [(np.ones(3, dtype), np.dtype(dtype)), (torch.ones(3, dtype=getattr(torch, dtype)),) * 2]:
+        wanted = getattr(wanted, "dtype", wanted)
+        *theta, state, info = step(ones, init(ones, config), Moments(ones, ones, ones, ones), 10, config)
+        assert state.memory.dtype == state.mean.curv_sq.dtype == info.rate.dtype == wanted
+        assert all(values.dtype == wanted for values in theta)
+
+
+class TestBlocks:
+    mean = Moments(
+        grad=np.array([1.0, 0.0, 2.0, 3.0]),
+        grad_sq=np.array([2.0, 5.0, 4.0, 9.0]),
+        curv=np.array([1.0, 4.0, 2.0, 0.5]),
+        curv_sq=np.array([1.0, 16.0, 4.0, 0.25]),
+    )
+    config = VSGD_2012._replace(epsilon=1e-14)
+
+    def test_a_block_has_one_rate(self):
+        """vSGD-b: Σḡ² / (max h̄ · Σv̄) over the block."""
+        rates = rate(share_within([0, 0, 1, 1])(self.mean), 1, self.config)
+        np.testing.assert_allclose(rates, [1 / (4 * 7)] * 2 + [1 / 2] * 2)
+
+    def test_one_label_makes_it_global(self):
+        rates = rate(share_within([7, 7, 7, 7])(self.mean), 1, self.config)
+        np.testing.assert_allclose(rates, 14 / (4 * 20))
+
+    def test_a_label_each_is_element_wise(self):
+        rates = rate(share_within(range(4))(self.mean), 1, self.config)
+        np.testing.assert_allclose(rates, rate(self.mean, 1, self.config))
+
+    def test_many_runs_at_once(self):
+        twice = Moments(*(np.stack([m, m]) for m in self.mean))
+        np.testing.assert_allclose(share_within([0, 0, 1, 1])(twice).curv, [[4, 4, 2, 2]] * 2)
+
+    def test_in_an_update(self):
+        theta = np.zeros(4)
+        state = State(mean=self.mean, memory=np.full(4, 5.0), seen=np.full(4, 50.0))
+        _, new, info = update(theta, state, self.mean, 1, VSGD_2012, share_within([0, 0, 1, 1]))
+        assert info.rate[0] == info.rate[1] != info.rate[2] == info.rate[3]
+        assert new.memory[0] == new.memory[1] != new.memory[2] == new.memory[3]
+
+
+def samples(largest: float, width: int):
+    number = st.floats(-largest, largest, width=width, allow_subnormal=True)
+    return st.lists(st.tuples(number, number), min_size=1, max_size=5)
+
+
+def moments_of(pairs, dtype) -> Moments:
+    g, h = np.array(pairs, dtype).T
+    h = abs(h)
+    return Moments(*(np.array([x.mean(dtype=dtype)]) for x in (g, g * g, h, h * h)))
+
+
+DOUBLE, SINGLE = ("float64", 1e150, 64), ("float32", 2.0**59, 32)
+
+
+@pytest.mark.parametrize(
+    ("first", "step", "config", "kind"),
+    [
+        (paper.init, paper.update, PAPER, DOUBLE),
+        (paper.init, paper.update, PAPER, SINGLE),
+        (paper.init, paper.update, VSGD_2012, DOUBLE),
+        (paper.init, paper.update, VSGD_2012, SINGLE),
+        (networks.init, networks_step, NETWORKS, DOUBLE),
+        (networks.init, networks_step, NETWORKS, SINGLE),
+        (columns.init, columns.update, COLUMNS, DOUBLE),
+    ],
+    ids=["paper", "paper32", "vsgd", "vsgd32", "networks", "networks32", "columns"],
+)
+def test_finite_whatever_the_moments(first, step, config, kind):
+    """Zeros, subnormals and numbers whose squares just fit: finite results, rate ≥ 0, memory ≥ 1."""
+    dtype, largest, width = kind
+    config = in_float32(config) if kind is SINGLE else config
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.lists(samples(largest, width), min_size=1, max_size=12), st.integers(0, 3), st.integers(1, 1000))
+    def check(batches, missing, count):
+        theta = np.ones(1, dtype)
+        state = first(theta, config)
+        for i, pairs in enumerate(batches * 2):
+            batch = moments_of(pairs, dtype)
+            theta, state, info = step(theta, state, batch, count * (i % 4 != missing), config)
+            inner = getattr(state, "inner", state)
+            for array in (theta, info.rate, inner.memory, *inner.mean):
+                assert array.dtype == dtype
+                assert np.isfinite(array).all()
+            assert (info.rate >= 0).all()
+            assert (inner.memory >= 1).all()
+
+    with np.errstate(under="ignore"):
+        check()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.kernels import compiled
+from vsgd.jit import compiled
 
 WIDTH = 256
 """Columns of a block. A constant, so that the compiler knows how far apart the halves of a packed row are."""

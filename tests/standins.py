@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vsgd.bench.compare import data, networks
-from vsgd.bench.compare.rivals import RIVALS, Rival
+from vsgd.bench.compare.methods import METHODS, Method
 from vsgd.bench.compare.workloads import Task, Workload
 
 
@@ -36,9 +36,9 @@ NORMALIZED = Workload("normalized", "Small digits, BatchNorm", small_normalized,
 STREAM = Workload("stream", "A stream", small, 2, 1, online=True)
 ABSENT = Workload("absent", "Absent data", small, 16, 1, files=("nowhere/to-be.found",))
 
-BY_NAME = {rival.name: rival for rival in RIVALS}
+BY_NAME = {method.name: method for method in METHODS}
 GRID = BY_NAME["sgd"]._replace(settings=(0.001, 0.1))
 ADAM = BY_NAME["adam-default"]
-CRASH = Rival("crash", "Crash", crashing, "raises")
-DEATH = Rival("death", "Death", deadly, "takes its process with it")
-UNINSTALLED = Rival("uninstalled", "Uninstalled", crashing, "", package="no-such-package", module="no_such_module")
+CRASH = Method("crash", "Crash", crashing, "raises")
+DEATH = Method("death", "Death", deadly, "takes its process with it")
+UNINSTALLED = Method("uninstalled", "Uninstalled", crashing, "", package="no-such-package", module="no_such_module")

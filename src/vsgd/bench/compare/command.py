@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from vsgd.bench.compare.curves import draw_profiles, png
+from vsgd.bench.compare.methods import ABLATIONS, METHODS, Method
 from vsgd.bench.compare.pages import ABLATED, STRESS, html, markdown, page
-from vsgd.bench.compare.rivals import ABLATIONS, RIVALS, Rival
 from vsgd.bench.compare.stress import stress_table, stress_workloads
 from vsgd.bench.compare.table import Table, assemble, compute
 from vsgd.bench.compare.tables import finals
@@ -18,7 +18,7 @@ from vsgd.bench.compare.workloads import WORKLOADS, Workload
 from vsgd.bench.store import write_whole
 from vsgd.errors import UserError
 
-QUICK_RIVALS = ("vsgd", "vsgd-paper", "sgd", "adam", "adam-default", "prodigy", "schedulefree-adamw", "dog")
+QUICK_METHODS = ("vsgd", "vsgd-paper", "sgd", "adam", "adam-default", "prodigy", "schedulefree-adamw", "dog")
 QUICK_SHARE = 3
 """Quick runs have so many times fewer epochs."""
 
@@ -28,7 +28,7 @@ def quick_workloads() -> tuple[Workload, ...]:
     return tuple(w._replace(epochs=max(1, w.epochs // QUICK_SHARE)) for w in WORKLOADS if not w.files)
 
 
-Item = TypeVar("Item", Workload, Rival)
+Item = TypeVar("Item", Workload, Method)
 
 
 def chosen(items: Sequence[Item], names: list[str] | None, what: str) -> tuple[Item, ...]:
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     """What is to be run, and where its pages go."""
 
     workloads: tuple[Workload, ...]
-    rivals: tuple[Rival, ...]
+    methods: tuple[Method, ...]
     seeds: int
     out: Path
     pages: Callable[[Table], dict[str, str | bytes]]
@@ -55,11 +55,13 @@ def plan(arguments: argparse.Namespace) -> Plan:
     if arguments.ablations:
         return Plan(WORKLOADS, ABLATIONS, 3, out, lambda table: {"ablations.md": page(table, ABLATED, [finals(table)])})
     if arguments.stress:
-        return Plan(stress_workloads(), RIVALS[:1], 2, out, lambda t: {"stress.md": page(t, STRESS, [stress_table(t)])})
+        return Plan(
+            stress_workloads(), METHODS[:1], 2, out, lambda t: {"stress.md": page(t, STRESS, [stress_table(t)])}
+        )
     if arguments.quick:
-        few = tuple(rival for rival in RIVALS if rival.name in QUICK_RIVALS)
+        few = tuple(method for method in METHODS if method.name in QUICK_METHODS)
         return Plan(quick_workloads(), few, 2, out / "quick", partial(whole_pages, True))
-    return Plan(WORKLOADS, RIVALS, 5, out, partial(whole_pages, False))
+    return Plan(WORKLOADS, METHODS, 5, out, partial(whole_pages, False))
 
 
 def whole_pages(quick: bool, table: Table) -> dict[str, str | bytes]:
@@ -70,13 +72,13 @@ def whole_pages(quick: bool, table: Table) -> dict[str, str | bytes]:
 def compare(arguments: argparse.Namespace) -> None:
     everything = plan(arguments)
     workloads = chosen(everything.workloads, arguments.workloads, "workload")
-    rivals = chosen(everything.rivals, arguments.optimizers, "optimizer")
+    methods = chosen(everything.methods, arguments.optimizers, "optimizer")
     seeds, out = arguments.seeds or everything.seeds, everything.out
 
     write_whole(out / ".writable", "")  # better now than after the work
     (out / ".writable").unlink()
-    compute(workloads, rivals, seeds, arguments.jobs, out)
-    pages = everything.pages(assemble(everything.workloads, everything.rivals, seeds, out))
+    compute(workloads, methods, seeds, arguments.jobs, out)
+    pages = everything.pages(assemble(everything.workloads, everything.methods, seeds, out))
     for name, text in pages.items():
         write_whole(out / name, text)
     print("wrote " + ", ".join(str(out / name) for name in pages))

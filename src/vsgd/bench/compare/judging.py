@@ -21,7 +21,7 @@ REFERENCE = "sgd"
 
 
 class Bar(NamedTuple):
-    """What is asked of our optimizer against a rival: to be better, or not worse, on a share of the workloads."""
+    """What is asked of our optimizer against an opponent: to be better, or not worse, on a share of the workloads."""
 
     share: float
     better: bool
@@ -80,7 +80,7 @@ def loss_at(run: Run, axis: str, budget: float) -> float:
 
 
 def compared(table: Table, workload: Workload, name: str, ours: str, axis: str) -> str | None:
-    """Our verdict against a rival on a workload at equal budgets; None if it cannot be told."""
+    """Our verdict against an opponent on a workload at equal budgets; None if it cannot be told."""
     mine, its = table.cells.get((workload.name, ours)), table.cells.get((workload.name, name))
     if mine is None or its is None or has_failed(mine) or has_failed(its):
         return None
@@ -119,16 +119,16 @@ def time_to(run: Run, goal: float, axis: str, online: bool) -> float:
 
 
 def profiles(table: Table, axis: str) -> dict[str, Any]:
-    """For each rival, how many times longer than the fastest it took, on each workload and seed that it was run on."""
-    ratios: dict[str, list[float]] = {rival.name: [] for rival in table.rivals}
+    """For each method, how many times longer than the fastest it took, on each workload and seed that it was run on."""
+    ratios: dict[str, list[float]] = {method.name: [] for method in table.methods}
     for workload in table.workloads:
         goal = target(table, workload)
         for seed in range(table.seeds) if goal is not None else ():
             assert goal is not None
             times = {
-                rival.name: time_to(cell.runs[seed], goal, axis, workload.online)
-                for rival in table.rivals
-                if (cell := table.cells.get((workload.name, rival.name))) is not None and not has_failed(cell)
+                method.name: time_to(cell.runs[seed], goal, axis, workload.online)
+                for method in table.methods
+                if (cell := table.cells.get((workload.name, method.name))) is not None and not has_failed(cell)
             }
             fastest = min(times.values(), default=math.inf)
             for name, spent in times.items():

@@ -77,7 +77,7 @@ def command(table: Table, flag: str) -> str:
 
 def origin(table: Table, flag: str) -> str:
     """What produced the numbers of a table."""
-    packages = ["vsgd", "torch", *sorted({rival.package for rival in table.rivals} - {"vsgd", "torch"})]
+    packages = ["vsgd", "torch", *sorted({method.package for method in table.methods} - {"vsgd", "torch"})]
     made = [f"{name} {number}" for name in packages if (number := _version(name))]
     seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
     return f"`{command(table, flag)}`, {seeds}; {', '.join(made)}. {not_run(table)}".strip()

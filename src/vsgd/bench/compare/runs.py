@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import vsgd
-from vsgd.bench.compare.rivals import Rival
+from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
 from vsgd.bench.store import write_whole
@@ -25,7 +25,7 @@ class Job(NamedTuple):
     """A run that may be asked for."""
 
     workload: Workload
-    rival: Rival
+    method: Method
     setting: float | None
     seed: int
 
@@ -54,23 +54,23 @@ def _text(build: Callable[..., Any]) -> str:
 
 def wanted(job: Job) -> dict[str, Any]:
     """What has to be true of a stored run to be used again."""
-    workload, rival = job.workload, job.rival
+    workload, method = job.workload, job.method
     return {
         "workload": workload.name,
-        "rival": rival.name,
+        "method": method.name,
         "setting": job.setting,
         "seed": job.seed,
         "batch": workload.batch,
         "epochs": workload.epochs,
         "task": hashlib.sha256(_text(workload.build).encode()).hexdigest()[:16],
-        rival.package: version_of(rival.package),
-        **({"source": fingerprint()} if rival.ours else {}),
+        method.package: version_of(method.package),
+        **({"source": fingerprint()} if method.ours else {}),
     }
 
 
 def path_of(out: Path, job: Job) -> Path:
     name = f"{setting_name(job.setting)}-seed{job.seed}.json"
-    return out / "runs" / job.workload.name / job.rival.name / name
+    return out / "runs" / job.workload.name / job.method.name / name
 
 
 def save(out: Path, job: Job, run: Run) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from vsgd.bench.compare.judging import AXES, BARS, compared, has_failed, spread
-from vsgd.bench.compare.rivals import OURS
+from vsgd.bench.compare.methods import OURS
 from vsgd.bench.compare.runs import setting_name
 from vsgd.bench.compare.table import Cell, Table
 
@@ -38,7 +38,7 @@ def _final(cell: Cell | None) -> str:
 def finals(table: Table) -> Grid:
     rows = []
     for workload in table.workloads:
-        cells = [table.cells.get((workload.name, rival.name)) for rival in table.rivals]
+        cells = [table.cells.get((workload.name, method.name)) for method in table.methods]
         means = [math.inf if c is None else spread([r.final for r in c.runs.values()]).mean for c in cells]
         best = min(means)
         texts = [_final(cell) for cell in cells]
@@ -53,15 +53,15 @@ def finals(table: Table) -> Grid:
     )
     if edges := at_edges(table):
         words += f" † The best rate is at an end of the grid, so a wider one might do better: {', '.join(edges)}."
-    return Grid("Final losses", words, ["workload", *(rival.title for rival in table.rivals)], rows)
+    return Grid("Final losses", words, ["workload", *(method.title for method in table.methods)], rows)
 
 
 def at_edges(table: Table) -> list[str]:
     return [
-        f"{rival.title} on {workload.title}"
+        f"{method.title} on {workload.title}"
         for workload in table.workloads
-        for rival in table.rivals
-        if (cell := table.cells.get((workload.name, rival.name))) is not None and cell.at_edge
+        for method in table.methods
+        if (cell := table.cells.get((workload.name, method.name))) is not None and cell.at_edge
     ]
 
 
@@ -73,52 +73,54 @@ def _met(name: str, counts: dict[str, int]) -> str:
 
 
 def verdicts(table: Table, axis: str) -> Grid:
-    """Our default against each rival: counts first, then a sign for each workload."""
+    """Our default against each opponent: counts first, then a sign for each workload."""
     rows = []
-    for rival in table.rivals:
-        if rival.name == OURS:
+    for method in table.methods:
+        if method.name == OURS:
             continue
-        said = [compared(table, workload, rival.name, OURS, axis) for workload in table.workloads]
+        said = [compared(table, workload, method.name, OURS, axis) for workload in table.workloads]
         counts = {word: said.count(word) for word in ("better", "not worse", "worse")}
         signs = [SIGNS[word] for word in said]
         if not sum(counts.values()):
-            rows.append([rival.title, *[NOT_RUN] * 3, "", "", *signs])
+            rows.append([method.title, *[NOT_RUN] * 3, "", "", *signs])
             continue
-        bar = BARS[rival.name].words if rival.name in BARS else ""
-        rows.append([rival.title, *(str(count) for count in counts.values()), bar, _met(rival.name, counts), *signs])
+        bar = BARS[method.name].words if method.name in BARS else ""
+        rows.append([method.title, *(str(count) for count in counts.values()), bar, _met(method.name, counts), *signs])
     words = (
-        "vSGD's default against each rival, workload by workload: + better, − worse by more than one standard error of "
-        "the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Bars count "
-        "the workloads with a sign."
+        "vSGD's default against each opponent, workload by workload: + better, − worse by more than one standard error "
+        "of the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Bars "
+        "count the workloads with a sign."
     )
     if axis != "updates":
         words += (
-            " Both curves are read where the one that spent less ends, linearly between looks. Grids keep the rate "
-            "that was best at equal epochs. An online workload has no sign: less of a stream is other rows."
+            " Both curves are read where the one that spent less ends, linearly between evaluation points. Grids keep "
+            "the rate that was best at equal epochs. An online workload has no sign: less of a stream is other rows."
         )
-    head = ["rival", "better", "equal", "worse", "bar", "met", *(workload.name for workload in table.workloads)]
+    head = ["opponent", "better", "equal", "worse", "bar", "met", *(workload.name for workload in table.workloads)]
     return Grid(f"vSGD against each, at equal {AXES[axis]}", words, head, rows)
 
 
 def endings(table: Table) -> Grid:
     """How many runs diverged or failed."""
     rows = []
-    for rival in table.rivals:
-        cells = [cell for (_, name), cell in table.cells.items() if name == rival.name]
+    for method in table.methods:
+        cells = [cell for (_, name), cell in table.cells.items() if name == method.name]
         runs = [run for cell in cells for run in cell.runs.values()]
         if not runs:
-            rows.append([rival.title, NOT_RUN, "", "", ""])
+            rows.append([method.title, NOT_RUN, "", "", ""])
             continue
         outcomes = [run.outcome for run in runs]
         messages = sorted({run.message for run in runs if run.outcome == "failed"})
         counts = [str(outcomes.count(word)) for word in ("diverged", "failed")]
-        rows.append([rival.title, str(len(runs)), *counts, "; ".join(messages)])
+        rows.append([method.title, str(len(runs)), *counts, "; ".join(messages)])
     words = "Runs at the setting shown above. A failed run is one that raised an error or whose process died."
     return Grid("Diverged and failed runs", words, ["optimizer", "runs", "diverged", "failed", "why"], rows)
 
 
 def settings(table: Table) -> Grid:
-    rows = [[rival.title, rival.package, rival.note, "sparse" if rival.sparse else "dense"] for rival in table.rivals]
+    rows = [
+        [method.title, method.package, method.note, "sparse" if method.sparse else "dense"] for method in table.methods
+    ]
     words = (
         "What each optimizer is. Those that accept sparse gradients get them from embeddings; the others get the same "
         "network with dense gradients."
@@ -143,8 +145,8 @@ def workloads(table: Table) -> Grid:
 
 def not_run(table: Table) -> str:
     """What every table lacks."""
-    names = [w.title for w in table.workloads if not any((w.name, r.name) in table.cells for r in table.rivals)]
-    names += [r.title for r in table.rivals if not any((w.name, r.name) in table.cells for w in table.workloads)]
+    names = [w.title for w in table.workloads if not any((w.name, m.name) in table.cells for m in table.methods)]
+    names += [m.title for m in table.methods if not any((w.name, m.name) in table.cells for w in table.workloads)]
     return f"Not run: {', '.join(names)}." if names else ""
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from vsgd.bench.compare.rivals import Rival
+from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.workloads import Task, Workload
 
-LOOKS, LOOKS_ONLINE = 12, 50
+EVALUATION_POINTS, EVALUATION_POINTS_ONLINE = 12, 50
 """How often a run is judged, besides at its start."""
 
 WARM_UP = 5
@@ -27,13 +27,13 @@ STATISTICS = 20
 
 
 class Run(NamedTuple):
-    """What happened. Lists have an entry per look.
+    """What happened. Lists have an entry per evaluation point.
 
     Attributes:
         evaluations: gradients of a minibatch that were taken.
-        seconds: of one processor, those for looking left out.
+        seconds: of one processor, those for evaluation left out.
         held_out: loss on rows that are not learned from; online, on those learned from next.
-        training: mean loss of the minibatches since the look before; NaN at the start.
+        training: mean loss of the minibatches since the evaluation point before; NaN at the start.
         final: the loss that counts: the last, or the mean of all if online; infinite if the run did not finish.
         outcome: "finished", "diverged" or "failed"; `message` says why.
     """
@@ -64,13 +64,13 @@ def minibatches(rows: int, workload: Workload, seed: int) -> list[Tensor]:
 class Learner:
     """A model and its optimizer, with a count of gradients."""
 
-    def __init__(self, workload: Workload, rival: Rival, setting: float | None, seed: int):
+    def __init__(self, workload: Workload, method: Method, setting: float | None, seed: int):
         torch.manual_seed(seed)  # the same weights whatever the optimizer
-        self.task = workload.build(seed, rival.sparse)
+        self.task = workload.build(seed, method.sparse)
         self.task.model.train()
-        self.rival = rival
+        self.method = method
         self.batch = workload.batch
-        self.optimizer = rival.make(self.task.model, setting)
+        self.optimizer = method.make(self.task.model, setting)
         self.evaluations = 0
 
     def update(self, rows: Tensor) -> Tensor:
@@ -88,16 +88,16 @@ class Learner:
         return loss.detach()
 
     def judge(self, x: Tensor, y: Tensor) -> float:
-        with torch.no_grad(), judged(self.rival, self.optimizer, self.task, self.batch) as model:
+        with torch.no_grad(), judged(self.method, self.optimizer, self.task, self.batch) as model:
             return float(self.task.loss(model(x), y))
 
 
 @contextmanager
-def judged(rival: Rival, optimizer: Any, task: Task, batch: int) -> Iterator[nn.Module]:
+def judged(method: Method, optimizer: Any, task: Task, batch: int) -> Iterator[nn.Module]:
     """The model as it is to be judged; afterwards everything is as it was."""
-    with rival.look(optimizer, task.model) as model:
+    with method.evaluation_model(optimizer, task.model) as model:
         kept = [buffer.clone() for buffer in model.buffers()]
-        if rival.averages:
+        if method.averages:
             update_bn(task.split.x[: STATISTICS * batch].split(batch), model)
         model.eval()
         yield model
@@ -113,17 +113,17 @@ def warm_up(start: Callable[[], Learner], batches: list[Tensor]) -> None:
             learner.update(rows)
 
 
-def train(workload: Workload, rival: Rival, setting: float | None, seed: int) -> Run:
+def train(workload: Workload, method: Method, setting: float | None, seed: int) -> Run:
     """Train and watch. A loss that is not finite ends the run."""
     torch.set_num_threads(1)
-    learner = Learner(workload, rival, setting, seed)
+    learner = Learner(workload, method, setting, seed)
     split = learner.task.split
     batches = minibatches(len(split.x), workload, seed)
-    warm_up(lambda: Learner(workload, rival, setting, seed), batches)
+    warm_up(lambda: Learner(workload, method, setting, seed), batches)
     torch.manual_seed(seed)
 
-    looks = min(LOOKS_ONLINE if workload.online else LOOKS, len(batches))
-    marks = [round(len(batches) * k / looks) for k in range(looks + 1)]
+    points = min(EVALUATION_POINTS_ONLINE if workload.online else EVALUATION_POINTS, len(batches))
+    marks = [round(len(batches) * k / points) for k in range(points + 1)]
     seconds, run, message = 0.0, Run([], [], [], [], [], math.inf), ""
 
     def note(updates: int, held_out: float, training: float) -> None:

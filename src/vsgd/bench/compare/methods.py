@@ -16,7 +16,7 @@ from vsgd.options import NETWORKS, PAPER, Options
 from vsgd.torch import VSGD
 
 Make = Callable[[nn.Module, Any], Any]
-Look = Callable[[Any, nn.Module], AbstractContextManager[nn.Module]]
+EvaluationModel = Callable[[Any, nn.Module], AbstractContextManager[nn.Module]]
 
 HALF_DECADES = tuple(10 ** (k / 2) for k in range(-8, 5))
 """1e-4 to 1e2: wide enough that the best rate is seldom at an end."""
@@ -83,7 +83,7 @@ def vsgd_with(options: Options, model: nn.Module, _: None) -> Any:
     return VSGD(model.parameters(), options=options)
 
 
-class Rival(NamedTuple):
+class Method(NamedTuple):
     """An optimizer with the settings that it is tried with.
 
     Attributes:
@@ -91,7 +91,7 @@ class Rival(NamedTuple):
         note: what its setting is, for readers.
         package: where it comes from on PyPI; `module` is how that is imported.
         sparse: whether it takes sparse gradients.
-        look: gives the weights to judge it at.
+        evaluation_model: gives the model to judge it by.
         averages: whether these are averages, at which the statistics of BatchNorm have to be taken anew.
     """
 
@@ -103,7 +103,7 @@ class Rival(NamedTuple):
     package: str = "torch"
     module: str = "torch"
     sparse: bool = False
-    look: Look = as_it_is
+    evaluation_model: EvaluationModel = as_it_is
     averages: bool = False
 
     @property
@@ -111,27 +111,27 @@ class Rival(NamedTuple):
         return self.package == "vsgd"
 
 
-def _ours(name: str, title: str, options: Options, note: str) -> Rival:
-    return Rival(name, title, partial(vsgd_with, options), note, package="vsgd", module="vsgd", sparse=True)
+def _ours(name: str, title: str, options: Options, note: str) -> Method:
+    return Method(name, title, partial(vsgd_with, options), note, package="vsgd", module="vsgd", sparse=True)
 
 
-def _free(name: str, title: str, package: str, optimizer: str, note: str, module: str | None = None) -> Rival:
+def _free(name: str, title: str, package: str, optimizer: str, note: str, module: str | None = None) -> Method:
     """An optimizer that promises to need no tuning."""
     make = partial(foreign, module or package, optimizer)
-    return Rival(name, title, make, note, package=package, module=module or package)
+    return Method(name, title, make, note, package=package, module=module or package)
 
 
-def _schedule_free(name: str, title: str, optimizer: str, note: str) -> Rival:
+def _schedule_free(name: str, title: str, optimizer: str, note: str) -> Method:
     free = _free(name, title, "schedulefree", optimizer, note)
-    return free._replace(make=partial(schedule_free, optimizer), look=schedule_free_average, averages=True)
+    return free._replace(make=partial(schedule_free, optimizer), evaluation_model=schedule_free_average, averages=True)
 
 
 OURS = "vsgd"
 
-RIVALS = (
+METHODS = (
     _ours(OURS, "vSGD", NETWORKS, "`VSGD(model.parameters())`"),
     _ours("vsgd-paper", "vSGD, paper", PAPER, "`VSGD(model.parameters(), options=PAPER)`"),
-    Rival(
+    Method(
         "sgd",
         "best SGD",
         partial(torch_optimizer, "SGD"),
@@ -139,43 +139,43 @@ RIVALS = (
         HALF_DECADES,
         sparse=True,
     ),
-    Rival(
+    Method(
         "momentum",
         "best momentum",
         partial(torch_optimizer, "SGD", momentum=0.9),
         "SGD with momentum 0.9, 13 rates from 1e-4 to 1e2",
         HALF_DECADES,
     ),
-    Rival("adam", "best Adam", partial(torch_optimizer, "Adam"), "7 rates from 1e-4 to 1e-1", HALF_DECADES[:7]),
-    Rival("adam-default", "Adam 1e-3", partial(torch_optimizer, "Adam"), "its default, lr=1e-3"),
-    Rival("adagrad", "AdaGrad 1e-2", partial(torch_optimizer, "Adagrad"), "PyTorch's default, lr=1e-2", sparse=True),
+    Method("adam", "best Adam", partial(torch_optimizer, "Adam"), "7 rates from 1e-4 to 1e-1", HALF_DECADES[:7]),
+    Method("adam-default", "Adam 1e-3", partial(torch_optimizer, "Adam"), "its default, lr=1e-3"),
+    Method("adagrad", "AdaGrad 1e-2", partial(torch_optimizer, "Adagrad"), "PyTorch's default, lr=1e-2", sparse=True),
     _free("prodigy", "Prodigy", "prodigyopt", "Prodigy", "default, lr=1"),
     _schedule_free("schedulefree-adamw", "Schedule-Free AdamW", "AdamWScheduleFree", "default, lr=0.0025, no warm-up"),
     _schedule_free("schedulefree-sgd", "Schedule-Free SGD", "SGDScheduleFree", "default, lr=1, momentum=0.9"),
     _free("dadapt-adam", "D-Adapt Adam", "dadaptation", "DAdaptAdam", "default, lr=1"),
     _free("dadapt-sgd", "D-Adapt SGD", "dadaptation", "DAdaptSGD", "default, lr=1, no momentum"),
-    Rival(
+    Method(
         "dog",
         "DoG",
         averaged_dog,
         "default with its polynomial averager; reps_rel=1e-6, or 1e-4 with BatchNorm as its documentation asks",
         package="dog-optimizer",
         module="dog",
-        look=dog_average,
+        evaluation_model=dog_average,
         averages=True,
     ),
     _free("cocob", "COCOB", "parameterfree", "COCOB", "default, alpha=100"),
 )
 
 
-def _without(name: str, title: str, **changes: Any) -> Rival:
+def _without(name: str, title: str, **changes: Any) -> Method:
     """Our default with one of its deviations from the paper taken back."""
     note = ", ".join(f"{key}={value:g}" for key, value in changes.items())
     return _ours(f"vsgd-{name}", title, NETWORKS._replace(**changes), f"`NETWORKS._replace({note})`")
 
 
 ABLATIONS = (
-    RIVALS[0],
+    METHODS[0],
     _without("shift", "shift δ = ḡ", tensor_probe=0.0, epsilon=PAPER.epsilon),
     _without("memory", "memory not limited", memory_limit=0.0),
     _without("slow-start", "no slow start", slow_start=1.0),

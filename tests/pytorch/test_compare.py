@@ -33,6 +33,8 @@ def test_every_optimizer_starts_from_the_same_weights_and_learns(method):
     assert run.updates[-1] == 240 // 16
     assert run.evaluations[-1] >= run.updates[-1] if method.ours else run.evaluations == run.updates
     assert run.final == run.held_out[-1]
+    assert run.best == min(run.held_out)
+    assert math.isfinite(run.final_training)
 
 
 @pytest.mark.parametrize("method", INSTALLED, ids=lambda method: method.name)
@@ -57,9 +59,17 @@ def test_minibatches_depend_on_the_seed_only_and_are_complete():
     assert not torch.equal(first[0], other[0])
 
 
+def test_the_training_loss_is_that_of_the_last_tenth():
+    run = train(SMALL._replace(batch=24), ADAM, None, seed=0)
+    assert run.updates == list(range(11))
+    assert run.final_training == pytest.approx(run.training[-1])
+    assert run.final_training < run.training[1]
+
+
 def test_a_stream_is_judged_on_what_comes_next():
     run = train(STREAM, ADAM, None, seed=0)
     assert run.final == pytest.approx(sum(run.held_out) / len(run.held_out))
+    assert run.best == run.final
     assert len(run.updates) == 50
     assert torch.equal(torch.cat(minibatches(240, STREAM, 0)), torch.arange(240))
 
@@ -68,7 +78,7 @@ def test_divergence_ends_a_run():
     (rotated,) = (workload for workload in WORKLOADS if workload.name == "rotated")
     run = train(rotated, GRID, 100.0, seed=0)
     assert run.outcome == "diverged"
-    assert run.final == run.held_out[-1] == math.inf
+    assert run.final == run.best == run.final_training == run.held_out[-1] == math.inf
     assert len(run.updates) < EVALUATION_POINTS + 1
 
 

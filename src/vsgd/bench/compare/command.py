@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from vsgd.bench.compare.curves import draw_profiles, png
 from vsgd.bench.compare.methods import ABLATIONS, METHODS, Method
-from vsgd.bench.compare.pages import ABLATED, STRESS, html, markdown, page
+from vsgd.bench.compare.pages import ABLATED, QUICK, SMALL, STRESS, Page, html, markdown, tables_only
 from vsgd.bench.compare.stress import stress_table, stress_workloads
 from vsgd.bench.compare.table import Table, assemble, compute
 from vsgd.bench.compare.tables import finals
@@ -18,7 +18,7 @@ from vsgd.bench.compare.workloads import WORKLOADS, Workload
 from vsgd.bench.store import write_whole
 from vsgd.errors import UserError
 
-QUICK_METHODS = ("vsgd", "vsgd-paper", "sgd", "adam", "adam-default", "prodigy", "schedulefree-adamw", "dog")
+QUICK_METHODS = ("vsgd", "vsgd-paper", "sgd", "adamw-cosine", "adam-default", "prodigy", "schedulefree-adamw", "dog")
 QUICK_SHARE = 3
 """Quick runs have so many times fewer epochs."""
 
@@ -53,20 +53,20 @@ class Plan(NamedTuple):
 def plan(arguments: argparse.Namespace) -> Plan:
     out = arguments.out
     if arguments.ablations:
-        return Plan(WORKLOADS, ABLATIONS, 3, out, lambda table: {"ablations.md": page(table, ABLATED, [finals(table)])})
+        return Plan(WORKLOADS, ABLATIONS, 3, out, lambda t: {"ablations.md": tables_only(t, ABLATED, [finals(t)])})
     if arguments.stress:
         return Plan(
-            stress_workloads(), METHODS[:1], 2, out, lambda t: {"stress.md": page(t, STRESS, [stress_table(t)])}
+            stress_workloads(), METHODS[:1], 2, out, lambda t: {"stress.md": tables_only(t, STRESS, [stress_table(t)])}
         )
     if arguments.quick:
         few = tuple(method for method in METHODS if method.name in QUICK_METHODS)
-        return Plan(quick_workloads(), few, 2, out / "quick", partial(whole_pages, True))
-    return Plan(WORKLOADS, METHODS, 5, out, partial(whole_pages, False))
+        return Plan(quick_workloads(), few, 2, out / "quick", partial(whole_pages, QUICK))
+    return Plan(WORKLOADS, METHODS, 5, out, partial(whole_pages, SMALL))
 
 
-def whole_pages(quick: bool, table: Table) -> dict[str, str | bytes]:
+def whole_pages(page: Page, table: Table) -> dict[str, str | bytes]:
     profiles = png(draw_profiles(table, "updates"))
-    return {"results.md": markdown(table, quick), "profiles.png": profiles, "index.html": html(table, quick)}
+    return {"results.md": markdown(table, page), "profiles.png": profiles, "index.html": html(table, page)}
 
 
 def compare(arguments: argparse.Namespace) -> None:

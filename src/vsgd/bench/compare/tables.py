@@ -5,10 +5,24 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from vsgd.bench.compare.judging import AXES, BARS, compared, has_failed, spread
-from vsgd.bench.compare.methods import OURS
+from vsgd.bench.compare.judging import (
+    AT_EQUAL_UPDATES,
+    AXES,
+    COMPARISONS,
+    MEASURES,
+    TOLERANCE,
+    Comparison,
+    compared,
+    count_verdicts,
+    has_failed,
+    spread,
+    target,
+    time_to,
+)
+from vsgd.bench.compare.methods import OURS, Method
 from vsgd.bench.compare.runs import setting_name
 from vsgd.bench.compare.table import Cell, Table
+from vsgd.bench.compare.workloads import Workload
 
 SIGNS = {"better": "+", "not worse": "=", "worse": "−", None: "·"}
 NOT_RUN = "not run"
@@ -23,30 +37,36 @@ class Grid(NamedTuple):
     rows: list[list[str]]
 
 
-def _final(cell: Cell | None) -> str:
+def _loss(cell: Cell | None, measure: str) -> str:
+    """Mean ± standard error over seeds."""
     if cell is None:
         return NOT_RUN
     if has_failed(cell):
         return "failed"
-    finals = [run.final for run in cell.runs.values()]
-    mean, error = spread(finals)
-    diverged = sum(math.isinf(final) for final in finals)
-    text = f"diverged ({diverged}/{len(finals)})" if diverged else f"{mean:.4g} ± {error:.1g}"
-    return text if cell.setting is None else f"{text} @{setting_name(cell.setting)}{'†' if cell.at_edge else ''}"
+    losses = [getattr(run, measure) for run in cell.runs.values()]
+    mean, error = spread(losses)
+    diverged = sum(math.isinf(loss) for loss in losses)
+    return f"diverged ({diverged}/{len(losses)})" if diverged else f"{mean:.4g} ± {error:.1g}"
+
+
+def _rate(cell: Cell) -> str:
+    return "" if cell.setting is None else f" @{setting_name(cell.setting)}{'†' if cell.at_edge else ''}"
+
+
+def _mark_best(texts: list[str], cells: list[Cell | None], measure: str) -> list[str]:
+    means = [math.inf if c is None else spread([getattr(r, measure) for r in c.runs.values()]).mean for c in cells]
+    best = min(means, default=math.inf)
+    marked = zip(texts, means, strict=True)
+    return [f"**{text}**" if mean == best and math.isfinite(best) else text for text, mean in marked]
 
 
 def finals(table: Table) -> Grid:
+    """An overview: a row for each workload, a column for each method."""
     rows = []
     for workload in table.workloads:
         cells = [table.cells.get((workload.name, method.name)) for method in table.methods]
-        means = [math.inf if c is None else spread([r.final for r in c.runs.values()]).mean for c in cells]
-        best = min(means)
-        texts = [_final(cell) for cell in cells]
-        marked = [
-            f"**{text}**" if mean == best and math.isfinite(best) else text
-            for text, mean in zip(texts, means, strict=True)
-        ]
-        rows.append([workload.title, *marked])
+        texts = [_loss(cell, "final") + ("" if cell is None else _rate(cell)) for cell in cells]
+        rows.append([workload.title, *_mark_best(texts, cells, "final")])
     words = (
         "Held-out loss at the end, mean over seeds ± standard error; the best of each row is bold. After @ stands the "
         "learning rate that was best on the first seed."
@@ -54,6 +74,37 @@ def finals(table: Table) -> Grid:
     if edges := at_edges(table):
         words += f" † The best rate is at an end of the grid, so a wider one might do better: {', '.join(edges)}."
     return Grid("Final losses", words, ["workload", *(method.title for method in table.methods)], rows)
+
+
+def _time_to_target(table: Table, workload: Workload, cell: Cell | None, axis: str) -> str:
+    """Mean over seeds, or how many of them arrive."""
+    if (goal := target(table, workload)) is None or cell is None or has_failed(cell):
+        return ""
+    times = [time_to(run, goal, axis, workload.online) for run in cell.runs.values()]
+    if arrived := [time for time in times if math.isfinite(time)]:
+        return f"{spread(times).mean:.3g}" if arrived == times else f"{len(arrived)} of {len(times)} seeds"
+    return "never"
+
+
+def three_losses(table: Table) -> Grid:
+    """Side by side: what is reached on new rows, the best that it was, and how well the rows seen are fitted."""
+    rows = []
+    for workload in table.workloads:
+        run = [method for method in table.methods if (workload.name, method.name) in table.cells]
+        cells: list[Cell | None] = [table.cells[workload.name, method.name] for method in run]
+        columns = [_mark_best([_loss(cell, measure) for cell in cells], cells, measure) for measure in MEASURES]
+        for method, cell, *losses in zip(run, cells, *columns, strict=True):
+            times = [_time_to_target(table, workload, cell, axis) for axis in AXES]
+            rows.append([workload.title, method.title, *losses, *times])
+    words = (
+        "Held-out loss at the end, the lowest held-out loss at any evaluation point, and the mean training loss of the "
+        "last tenth of the updates; mean over seeds ± standard error, the best of each workload bold. An optimizer "
+        "that fits faster over-fits sooner: then the first is above the second. Behind them, what is spent until "
+        f"the held-out loss is {TOLERANCE:g} times the final one of the best AdamW with cosine decay, linearly between "
+        "evaluation points. Online, the best on the way is the held-out loss."
+    )
+    head = ["workload", "optimizer", *MEASURES.values(), *(f"{words} to target" for words in AXES.values())]
+    return Grid("Held-out, best on the way and training loss", words, head, rows)
 
 
 def at_edges(table: Table) -> list[str]:
@@ -65,39 +116,63 @@ def at_edges(table: Table) -> list[str]:
     ]
 
 
-def _met(name: str, counts: dict[str, int]) -> str:
-    if (bar := BARS.get(name)) is None or not (total := sum(counts.values())):
-        return ""
-    reached = counts["better"] + (0 if bar.better else counts["not worse"])
-    return "yes" if reached >= bar.share * total - 1e-9 else "no"
+def _opponents(table: Table) -> list[Method]:
+    return [method for method in table.methods if method.name != OURS]
 
 
-def verdicts(table: Table, axis: str) -> Grid:
+def _said(table: Table, opponent: Method, comparison: Comparison) -> list[str | None]:
+    return [compared(table, workload, opponent.name, comparison) for workload in table.workloads]
+
+
+def _judged_by_bar(comparison: Comparison, opponent: Method, counts: dict[str, int]) -> list[str]:
+    """What is asked, and whether it is met."""
+    if (bar := comparison.bars.get(opponent.name)) is None or not any(counts.values()):
+        return ["", ""]
+    return [bar.words, "yes" if bar.is_met(counts) else "no"]
+
+
+def summary(table: Table) -> Grid:
+    """Our default against each opponent by all three losses."""
+    rows = []
+    for opponent in _opponents(table):
+        row = [opponent.title]
+        for comparison in AT_EQUAL_UPDATES:
+            counts = count_verdicts(_said(table, opponent, comparison))
+            text = " / ".join(str(count) for count in counts.values()) if any(counts.values()) else NOT_RUN
+            row += [text, *_judged_by_bar(comparison, opponent, counts)]
+        rows.append(row)
+    words = (
+        "On how many workloads vSGD's default is better / equal / worse than each opponent, by each of the three "
+        "losses. Better and worse are beyond one standard error of the paired difference over seeds."
+    )
+    head = ["opponent"]
+    for comparison in AT_EQUAL_UPDATES:
+        head += [MEASURES[comparison.measure], "asked", "met"]
+    return Grid("vSGD against each, at equal updates: better / equal / worse", words, head, rows)
+
+
+def verdicts(table: Table, comparison: Comparison) -> Grid:
     """Our default against each opponent: counts first, then a sign for each workload."""
     rows = []
-    for method in table.methods:
-        if method.name == OURS:
-            continue
-        said = [compared(table, workload, method.name, OURS, axis) for workload in table.workloads]
-        counts = {word: said.count(word) for word in ("better", "not worse", "worse")}
+    for opponent in _opponents(table):
+        said = _said(table, opponent, comparison)
+        counts = count_verdicts(said)
+        texts = [str(count) for count in counts.values()] if any(counts.values()) else [NOT_RUN] * 3
         signs = [SIGNS[word] for word in said]
-        if not sum(counts.values()):
-            rows.append([method.title, *[NOT_RUN] * 3, "", "", *signs])
-            continue
-        bar = BARS[method.name].words if method.name in BARS else ""
-        rows.append([method.title, *(str(count) for count in counts.values()), bar, _met(method.name, counts), *signs])
+        rows.append([opponent.title, *texts, *_judged_by_bar(comparison, opponent, counts), *signs])
     words = (
         "vSGD's default against each opponent, workload by workload: + better, − worse by more than one standard error "
-        "of the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Bars "
-        "count the workloads with a sign."
+        "of the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Shares "
+        "asked are of the workloads with a sign."
     )
-    if axis != "updates":
+    if comparison.axis != "updates":
         words += (
             " Both curves are read where the one that spent less ends, linearly between evaluation points. Grids keep "
             "the rate that was best at equal epochs. An online workload has no sign: less of a stream is other rows."
         )
-    head = ["opponent", "better", "equal", "worse", "bar", "met", *(workload.name for workload in table.workloads)]
-    return Grid(f"vSGD against each, at equal {AXES[axis]}", words, head, rows)
+    head = ["opponent", "better", "equal", "worse", "asked", "met", *(workload.name for workload in table.workloads)]
+    title = f"vSGD against each, {MEASURES[comparison.measure]} loss at equal {AXES[comparison.axis]}"
+    return Grid(title, words, head, rows)
 
 
 def endings(table: Table) -> Grid:
@@ -152,8 +227,10 @@ def not_run(table: Table) -> str:
 
 def all_tables(table: Table) -> list[Grid]:
     return [
+        summary(table),
         finals(table),
-        *(verdicts(table, axis) for axis in AXES),
+        three_losses(table),
+        *(verdicts(table, comparison) for comparison in COMPARISONS),
         endings(table),
         settings(table),
         workloads(table),

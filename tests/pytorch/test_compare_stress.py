@@ -10,7 +10,7 @@ pytest.importorskip("tqdm")
 
 from standins import BY_NAME, SMALL  # noqa: E402
 
-from vsgd.bench.compare.methods import ABLATIONS, OURS  # noqa: E402
+from vsgd.bench.compare.ours import ABLATIONS, OURS  # noqa: E402
 from vsgd.bench.compare.runs import Job, wanted  # noqa: E402
 from vsgd.bench.compare.stress import CHANGES, STRESSED, stress_workloads  # noqa: E402
 from vsgd.bench.compare.train import train  # noqa: E402

@@ -8,25 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from vsgd.bench.compare import pages
 from vsgd.bench.compare.curves import draw_profiles, png
-from vsgd.bench.compare.methods import ABLATIONS, METHODS, Method
-from vsgd.bench.compare.pages import ABLATED, QUICK, SMALL, STRESS, Page, html, markdown, tables_only
+from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.ours import ABLATIONS, DEFAULT
+from vsgd.bench.compare.pages import Page, html, markdown, tables_only
 from vsgd.bench.compare.stress import stress_table, stress_workloads
+from vsgd.bench.compare.suites import SMALL, Suite, quick
 from vsgd.bench.compare.table import Table, assemble, compute
-from vsgd.bench.compare.tables import finals
+from vsgd.bench.compare.tables import Grid, finals
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
 from vsgd.bench.store import write_whole
 from vsgd.errors import UserError
-
-QUICK_METHODS = ("vsgd", "vsgd-paper", "sgd", "adamw-cosine", "adam-default", "prodigy", "schedulefree-adamw", "dog")
-QUICK_SHARE = 3
-"""Quick runs have so many times fewer epochs."""
-
-
-def quick_workloads() -> tuple[Workload, ...]:
-    """Those whose data come with scikit-learn, shortened."""
-    return tuple(w._replace(epochs=max(1, w.epochs // QUICK_SHARE)) for w in WORKLOADS if not w.files)
-
 
 Item = TypeVar("Item", Workload, Method)
 
@@ -42,9 +35,7 @@ def chosen(items: Sequence[Item], names: list[str] | None, what: str) -> tuple[I
 class Plan(NamedTuple):
     """What is to be run, and where its pages go."""
 
-    workloads: tuple[Workload, ...]
-    methods: tuple[Method, ...]
-    seeds: int
+    suite: Suite
     out: Path
     pages: Callable[[Table], dict[str, str | bytes]]
     """What to write to each file."""
@@ -53,15 +44,17 @@ class Plan(NamedTuple):
 def plan(arguments: argparse.Namespace) -> Plan:
     out = arguments.out
     if arguments.ablations:
-        return Plan(WORKLOADS, ABLATIONS, 3, out, lambda t: {"ablations.md": tables_only(t, ABLATED, [finals(t)])})
+        return Plan(Suite(WORKLOADS, ABLATIONS, 3), out, partial(table_page, "ablations.md", pages.ABLATED, finals))
     if arguments.stress:
-        return Plan(
-            stress_workloads(), METHODS[:1], 2, out, lambda t: {"stress.md": tables_only(t, STRESS, [stress_table(t)])}
-        )
+        suite = Suite(stress_workloads(), (DEFAULT,), 2)
+        return Plan(suite, out, partial(table_page, "stress.md", pages.STRESS, stress_table))
     if arguments.quick:
-        few = tuple(method for method in METHODS if method.name in QUICK_METHODS)
-        return Plan(quick_workloads(), few, 2, out / "quick", partial(whole_pages, QUICK))
-    return Plan(WORKLOADS, METHODS, 5, out, partial(whole_pages, SMALL))
+        return Plan(quick(), out / "quick", partial(whole_pages, pages.QUICK))
+    return Plan(SMALL, out, partial(whole_pages, pages.SMALL))
+
+
+def table_page(file: str, page: Page, grid: Callable[[Table], Grid], table: Table) -> dict[str, str | bytes]:
+    return {file: tables_only(table, page, [grid(table)])}
 
 
 def whole_pages(page: Page, table: Table) -> dict[str, str | bytes]:
@@ -70,15 +63,15 @@ def whole_pages(page: Page, table: Table) -> dict[str, str | bytes]:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    everything = plan(arguments)
-    workloads = chosen(everything.workloads, arguments.workloads, "workload")
-    methods = chosen(everything.methods, arguments.optimizers, "optimizer")
-    seeds, out = arguments.seeds or everything.seeds, everything.out
+    suite, out, make_pages = plan(arguments)
+    workloads = chosen(suite.workloads, arguments.workloads, "workload")
+    methods = chosen(suite.methods, arguments.optimizers, "optimizer")
+    seeds = arguments.seeds or suite.seeds
 
     write_whole(out / ".writable", "")  # better now than after the work
     (out / ".writable").unlink()
     compute(workloads, methods, seeds, arguments.jobs, out)
-    pages = everything.pages(assemble(everything.workloads, everything.methods, seeds, out))
-    for name, text in pages.items():
+    files = make_pages(assemble(suite.workloads, suite.methods, seeds, out))
+    for name, text in files.items():
         write_whole(out / name, text)
-    print("wrote " + ", ".join(str(out / name) for name in pages))
+    print("wrote " + ", ".join(str(out / name) for name in files))

@@ -12,13 +12,15 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator
 
 from vsgd.bench.compare.judging import AXES, profiles, target
-from vsgd.bench.compare.methods import OURS, Method
+from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.table import Table
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
 from vsgd.bench.figures.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 
 TEAL, PINK, BROWN, BLACK = "#12a5a5", "#e26ab0", "#8a5a2b", "#2b2f36"
+OLIVE, GOLD = "#7a8b1c", "#c9a000"
 STYLES = {
     "vsgd": (BLUE, "-"),
     "vsgd-paper": (BLUE, ":"),
@@ -26,16 +28,22 @@ STYLES = {
     "momentum": (BLACK, "--"),
     "adam": (RED, "-"),
     "adam-default": (RED, "--"),
+    "adamw-cosine": (RED, "-."),
+    "momentum-cosine": (BLACK, "-."),
+    "soap-cosine": (OLIVE, "-."),
+    "muon-cosine": (GOLD, "-."),
     "adagrad": (BROWN, "-"),
     "prodigy": (GREEN, "-"),
+    "prodigy-cosine": (GREEN, "-."),
     "schedulefree-adamw": (ORANGE, "-"),
+    "schedulefree-adamw-warmup": (ORANGE, ":"),
     "schedulefree-sgd": (ORANGE, "--"),
     "dadapt-adam": (PURPLE, "-"),
     "dadapt-sgd": (PURPLE, "--"),
     "dog": (TEAL, "-"),
     "cocob": (PINK, "-"),
 }
-"""Relatives share a colour."""
+"""Relatives share a color; what has a schedule is dash-dotted."""
 COLUMNS = 3
 MOST_TIMES = 100.0
 """Profiles end where an optimizer takes so many times as long as the fastest."""

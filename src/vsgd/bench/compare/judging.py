@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.bench.compare.methods import OURS
+from vsgd.bench.compare.opponents import ADAMW_COSINE, FREE, MUON_COSINE, SOAP_COSINE
+from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.table import Cell, Table
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
@@ -18,7 +19,7 @@ AXES = {"updates": "updates", "evaluations": "gradient evaluations", "seconds": 
 MEASURES = {"final": "held-out", "best": "best on the way", "final_training": "training"}
 """Fields of `Run` that methods are compared by, and what to call them."""
 
-REFERENCE = "adamw-cosine"
+REFERENCE = ADAMW_COSINE.name
 TOLERANCE = 1.02
 """The target of a workload is the final loss of the best `REFERENCE` times this."""
 
@@ -39,19 +40,6 @@ class Bar(NamedTuple):
         return better >= self.better * total - 1e-9 and better + counts["not worse"] >= self.not_worse * total - 1e-9
 
 
-FREE = (
-    "prodigy",
-    "prodigy-cosine",
-    "schedulefree-adamw",
-    "schedulefree-adamw-warmup",
-    "schedulefree-sgd",
-    "dadapt-adam",
-    "dadapt-sgd",
-    "dog",
-    "cocob",
-)
-"""Opponents that promise to need no tuning."""
-
 HELD_OUT_BARS = {
     "sgd": Bar(not_worse=1),
     "momentum": Bar(not_worse=2 / 3),
@@ -60,9 +48,9 @@ HELD_OUT_BARS = {
     "adamw-cosine": Bar(not_worse=0.8, better=0.5),
     "soap-cosine": Bar(not_worse=3 / 4),
     "muon-cosine": Bar(not_worse=3 / 4),
-    **{name: Bar(better=3 / 4) for name in FREE},
+    **{method.name: Bar(better=3 / 4) for method in FREE},
 }
-TRAINING_BARS = {name: Bar(better=3 / 4) for name in ("adamw-cosine", "soap-cosine", "muon-cosine", *FREE)}
+TRAINING_BARS = {method.name: Bar(better=3 / 4) for method in (ADAMW_COSINE, SOAP_COSINE, MUON_COSINE, *FREE)}
 SECONDS_BARS = {"sgd": Bar(not_worse=3 / 4), "adamw-cosine": Bar(not_worse=2 / 3)}
 
 

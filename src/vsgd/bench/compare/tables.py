@@ -19,7 +19,8 @@ from vsgd.bench.compare.judging import (
     target,
     time_to,
 )
-from vsgd.bench.compare.methods import OURS, Method
+from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.runs import setting_name
 from vsgd.bench.compare.table import Cell, Table
 from vsgd.bench.compare.workloads import Workload
@@ -194,7 +195,8 @@ def endings(table: Table) -> Grid:
 
 def settings(table: Table) -> Grid:
     rows = [
-        [method.title, method.package, method.note, "sparse" if method.sparse else "dense"] for method in table.methods
+        [method.title, method.package, method.setting_words, "sparse" if method.sparse else "dense"]
+        for method in table.methods
     ]
     words = (
         "What each optimizer is. Those that accept sparse gradients get them from embeddings; the others get the same "

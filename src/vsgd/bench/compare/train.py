@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ def minibatches(rows: int, workload: Workload, seed: int) -> list[Tensor]:
 
 
 class Learner:
-    """A model and its optimizer, with a count of gradients."""
+    """A model, its optimizer and the minibatches to come, with a count of gradients."""
 
     def __init__(self, workload: Workload, method: Method, setting: float | None, seed: int):
         torch.manual_seed(seed)  # the same weights whatever the optimizer
@@ -81,7 +81,8 @@ class Learner:
         self.task.model.train()
         self.method = method
         self.batch = workload.batch
-        self.optimizer = method.make(self.task.model, setting)
+        self.batches = minibatches(len(self.task.split.x), workload, seed)
+        self.optimizer = method.make(self.task.model, setting, len(self.batches))
         self.evaluations = 0
 
     def update(self, rows: Tensor) -> Tensor:
@@ -118,10 +119,9 @@ def judged(method: Method, optimizer: Any, task: Task, batch: int) -> Iterator[n
     task.model.train()
 
 
-def warm_up(start: Callable[[], Learner], batches: list[Tensor]) -> None:
-    learner = start()
+def warm_up(learner: Learner) -> None:
     with suppress(FloatingPointError):
-        for rows in batches[:WARM_UP]:
+        for rows in learner.batches[:WARM_UP]:
             learner.update(rows)
 
 
@@ -130,8 +130,8 @@ def train(workload: Workload, method: Method, setting: float | None, seed: int) 
     torch.set_num_threads(1)
     learner = Learner(workload, method, setting, seed)
     split = learner.task.split
-    batches = minibatches(len(split.x), workload, seed)
-    warm_up(lambda: Learner(workload, method, setting, seed), batches)
+    batches = learner.batches
+    warm_up(Learner(workload, method, setting, seed))
     torch.manual_seed(seed)
 
     points = min(EVALUATION_POINTS_ONLINE if workload.online else EVALUATION_POINTS, len(batches))

@@ -7,8 +7,8 @@ import os
 from torch import nn
 from torch.nn import functional as F
 
-from vsgd.bench.compare import data, networks
-from vsgd.bench.compare.rivals import RIVALS, Rival
+from vsgd.bench.compare import data, networks, suites
+from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.workloads import Task, Workload
 
 
@@ -23,11 +23,11 @@ def small_normalized(seed, sparse):
     return Task(model, data.shuffled(x[:300], y[:300], seed), F.cross_entropy)
 
 
-def crashing(model, setting):
+def crashing(model, setting, updates):
     raise ValueError("no such luck\nsecond line")
 
 
-def deadly(model, setting):
+def deadly(model, setting, updates):
     os._exit(3)
 
 
@@ -36,9 +36,9 @@ NORMALIZED = Workload("normalized", "Small digits, BatchNorm", small_normalized,
 STREAM = Workload("stream", "A stream", small, 2, 1, online=True)
 ABSENT = Workload("absent", "Absent data", small, 16, 1, files=("nowhere/to-be.found",))
 
-BY_NAME = {rival.name: rival for rival in RIVALS}
+BY_NAME = {method.name: method for method in suites.SMALL.methods}
 GRID = BY_NAME["sgd"]._replace(settings=(0.001, 0.1))
 ADAM = BY_NAME["adam-default"]
-CRASH = Rival("crash", "Crash", crashing, "raises")
-DEATH = Rival("death", "Death", deadly, "takes its process with it")
-UNINSTALLED = Rival("uninstalled", "Uninstalled", crashing, "", package="no-such-package", module="no_such_module")
+CRASH = Method("crash", "Crash", crashing, "raises")
+DEATH = Method("death", "Death", deadly, "takes its process with it")
+UNINSTALLED = Method("uninstalled", "Uninstalled", crashing, "", package="no-such-package", module="no_such_module")

@@ -16,28 +16,30 @@ from standins import ABSENT, ADAM, BY_NAME, CRASH, DEATH, GRID, NORMALIZED, SMAL
 from vsgd.bench.compare.processes import run_all  # noqa: E402
 from vsgd.bench.compare.runs import Job, load, path_of, save  # noqa: E402
 from vsgd.bench.compare.table import assemble, compute, why_absent  # noqa: E402
-from vsgd.bench.compare.train import LOOKS, Learner, minibatches, train  # noqa: E402
+from vsgd.bench.compare.train import EVALUATION_POINTS, Learner, minibatches, train  # noqa: E402
 from vsgd.bench.compare.workloads import WORKLOADS  # noqa: E402
 from vsgd.errors import UserError  # noqa: E402
 
-INSTALLED = [rival for rival in BY_NAME.values() if why_absent(rival) is None]
+INSTALLED = [method for method in BY_NAME.values() if why_absent(method) is None]
 
 
-@pytest.mark.parametrize("rival", INSTALLED, ids=lambda rival: rival.name)
-def test_every_optimizer_starts_from_the_same_weights_and_learns(rival):
-    run = train(SMALL, rival, 0.1 if len(rival.settings) > 1 else None, seed=0)
+@pytest.mark.parametrize("method", INSTALLED, ids=lambda method: method.name)
+def test_every_optimizer_starts_from_the_same_weights_and_learns(method):
+    run = train(SMALL, method, 0.1 if len(method.settings) > 1 else None, seed=0)
     assert run.outcome == "finished"
-    assert len(run.held_out) == len(run.seconds) == len(run.training) == LOOKS + 1
+    assert len(run.held_out) == len(run.seconds) == len(run.training) == EVALUATION_POINTS + 1
     assert run.held_out[0] == pytest.approx(train(SMALL, ADAM, None, seed=0).held_out[0])
     assert run.held_out[-1] < run.held_out[0]
     assert run.updates[-1] == 240 // 16
-    assert run.evaluations[-1] >= run.updates[-1] if rival.ours else run.evaluations == run.updates
+    assert run.evaluations[-1] >= run.updates[-1] if method.ours else run.evaluations == run.updates
     assert run.final == run.held_out[-1]
+    assert run.best == min(run.held_out)
+    assert math.isfinite(run.final_training)
 
 
-@pytest.mark.parametrize("rival", INSTALLED, ids=lambda rival: rival.name)
-def test_judging_changes_nothing(rival):
-    learner = Learner(NORMALIZED, rival, 0.1 if len(rival.settings) > 1 else None, seed=0)
+@pytest.mark.parametrize("method", INSTALLED, ids=lambda method: method.name)
+def test_judging_changes_nothing(method):
+    learner = Learner(NORMALIZED, method, 0.1 if len(method.settings) > 1 else None, seed=0)
     batches = minibatches(240, NORMALIZED, seed=0)
     for rows in batches[:3]:
         learner.update(rows)
@@ -57,9 +59,17 @@ def test_minibatches_depend_on_the_seed_only_and_are_complete():
     assert not torch.equal(first[0], other[0])
 
 
+def test_the_training_loss_is_that_of_the_last_tenth():
+    run = train(SMALL._replace(batch=24), ADAM, None, seed=0)
+    assert run.updates == list(range(11))
+    assert run.final_training == pytest.approx(run.training[-1])
+    assert run.final_training < run.training[1]
+
+
 def test_a_stream_is_judged_on_what_comes_next():
     run = train(STREAM, ADAM, None, seed=0)
     assert run.final == pytest.approx(sum(run.held_out) / len(run.held_out))
+    assert run.best == run.final
     assert len(run.updates) == 50
     assert torch.equal(torch.cat(minibatches(240, STREAM, 0)), torch.arange(240))
 
@@ -68,8 +78,8 @@ def test_divergence_ends_a_run():
     (rotated,) = (workload for workload in WORKLOADS if workload.name == "rotated")
     run = train(rotated, GRID, 100.0, seed=0)
     assert run.outcome == "diverged"
-    assert run.final == run.held_out[-1] == math.inf
-    assert len(run.updates) < LOOKS + 1
+    assert run.final == run.best == run.final_training == run.held_out[-1] == math.inf
+    assert len(run.updates) < EVALUATION_POINTS + 1
 
 
 @pytest.fixture(scope="module")

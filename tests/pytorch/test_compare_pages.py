@@ -14,30 +14,44 @@ pytest.importorskip("matplotlib")
 
 from standins import ABSENT, ADAM, BY_NAME, GRID, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare.judging import compared, loss_at, profiles, target, time_to, verdict
+from vsgd.bench.compare import pages
+from vsgd.bench.compare.judging import (
+    COMPARISONS,
+    REFERENCE,
+    Bar,
+    compared,
+    loss_at,
+    profiles,
+    target,
+    time_to,
+    verdict,
+)
 from vsgd.bench.compare.pages import html, markdown
 from vsgd.bench.compare.table import Cell, Table
 from vsgd.bench.compare.train import Run, failed
 from vsgd.cli import main
 
 OURS = BY_NAME["vsgd"]
+TUNED = GRID._replace(name=REFERENCE)
+BY_KIND = {(comparison.measure, comparison.axis): comparison for comparison in COMPARISONS}
 
 
-def falling(end, evaluations=100, outcome="finished"):
+def falling(end, evaluations=100, outcome="finished", best=None, training=1.0):
     """From 2 to `end` in 100 updates."""
     held_out = [2.0, (2.0 + end) / 2, end]
     spent = [0, evaluations // 2, evaluations]
-    return Run([0, 50, 100], spent, [0.0, 1.0, 2.0], held_out, [math.nan, 1.0, 1.0], end, outcome)
+    losses = (end, end if best is None else best, training)
+    return Run([0, 50, 100], spent, [0.0, 1.0, 2.0], held_out, [math.nan, 1.0, 1.0], *losses, outcome)
 
 
-def table_of(ours, sgd, adam=None, **changes):
+def table_of(ours, tuned, adam=None, **changes):
     cells = {
         ("small", "vsgd"): Cell(None, False, dict(enumerate(ours))),
-        ("small", "sgd"): Cell(0.1, True, dict(enumerate(sgd))),
+        ("small", REFERENCE): Cell(0.1, True, dict(enumerate(tuned))),
     }
     if adam:
         cells["small", "adam-default"] = Cell(None, False, dict(enumerate(adam)))
-    whole = Table((SMALL, ABSENT), (OURS, GRID, ADAM, UNINSTALLED), len(ours), cells, {"absent": "put it there"})
+    whole = Table((SMALL, ABSENT), (OURS, TUNED, ADAM, UNINSTALLED), len(ours), cells, {"absent": "put it there"})
     return whole._replace(**changes)
 
 
@@ -61,8 +75,8 @@ def test_curves_are_read_at_the_smaller_budget():
     ours, theirs = falling(1.0, evaluations=200), falling(1.2)
     assert loss_at(ours, "evaluations", 100) == 1.5
     table = table_of([ours] * 2, [theirs] * 2)
-    assert compared(table, SMALL, "sgd", "vsgd", "updates") == "better"
-    assert compared(table, SMALL, "sgd", "vsgd", "evaluations") == "worse"
+    assert compared(table, SMALL, REFERENCE, BY_KIND["final", "updates"]) == "better"
+    assert compared(table, SMALL, REFERENCE, BY_KIND["final", "evaluations"]) == "worse"
     diverged = falling(math.inf, outcome="diverged")
     assert loss_at(diverged, "updates", 100) == math.inf
     assert loss_at(diverged, "updates", 75) == math.inf
@@ -70,11 +84,39 @@ def test_curves_are_read_at_the_smaller_budget():
 
 
 def test_a_stream_is_not_compared_at_other_budgets_and_a_failure_not_at_all():
-    cells = {("stream", name): Cell(None, False, {0: falling(1.0)}) for name in ("vsgd", "sgd")}
-    table = Table((STREAM,), (OURS, GRID), 1, cells, {})
-    assert compared(table, STREAM, "sgd", "vsgd", "updates") == "not worse"
-    assert compared(table, STREAM, "sgd", "vsgd", "seconds") is None
-    assert compared(table_of([falling(1.0)], [failed("so")]), SMALL, "sgd", "vsgd", "updates") is None
+    at_end, in_seconds = BY_KIND["final", "updates"], BY_KIND["final", "seconds"]
+    cells = {("stream", name): Cell(None, False, {0: falling(1.0)}) for name in ("vsgd", REFERENCE)}
+    table = Table((STREAM,), (OURS, TUNED), 1, cells, {})
+    assert compared(table, STREAM, REFERENCE, at_end) == "not worse"
+    assert compared(table, STREAM, REFERENCE, in_seconds) is None
+    assert compared(table_of([falling(1.0)], [failed("so")]), SMALL, REFERENCE, at_end) is None
+
+
+def test_over_fitting_shows_as_three_verdicts():
+    """Ours fits the training rows better and was better on the way, but ends higher."""
+    ours = [falling(1.2, best=0.8, training=0.1)] * 2
+    table = table_of(ours, [falling(1.0, training=0.5)] * 2)
+    said = {measure: compared(table, SMALL, REFERENCE, BY_KIND[measure, "updates"]) for measure, axis in BY_KIND}
+    assert said == {"final": "worse", "best": "better", "final_training": "better"}
+    text = markdown(table, pages.SMALL)
+    assert "| Small digits | vSGD | 1.2 ± 0 | **0.8 ± 0** | **0.1 ± 0** |" in text
+    assert "| Small digits | best SGD | **1 ± 0** | 1 ± 0 | 0.5 ± 0 |" in text
+    assert "| best SGD | 0 / 0 / 1 | not worse on 80%, better on 50% | no | 1 / 0 / 0 |" in text
+
+
+@pytest.mark.parametrize(
+    ("bar", "better", "equal", "met"),
+    [
+        (Bar(not_worse=0.8), 4, 4, True),
+        (Bar(not_worse=0.8), 7, 0, False),
+        (Bar(better=0.5), 5, 0, True),
+        (Bar(better=0.5), 4, 6, False),
+        (Bar(not_worse=0.8, better=0.5), 5, 2, False),
+    ],
+)
+def test_bars_are_shares_of_ten_workloads(bar, better, equal, met):
+    counts = {"better": better, "not worse": equal, "worse": 10 - better - equal}
+    assert bar.is_met(counts) == met
 
 
 def test_profiles_count_a_miss_as_infinite():
@@ -84,13 +126,13 @@ def test_profiles_count_a_miss_as_infinite():
     assert time_to(falling(1.0), 1.5, "seconds", online=True) == 2.0
     ratios = profiles(table, "updates")
     assert ratios["vsgd"] == [1.0]
-    assert 1.0 < ratios["sgd"][0] < 2.0
+    assert 1.0 < ratios[REFERENCE][0] < 2.0
     assert ratios["adam-default"] == [math.inf]
 
 
 def test_pages_say_what_a_stranger_needs():
     table = table_of([falling(1.0), falling(1.1)], [falling(0.5), falling(math.inf)], [falling(0.7), falling(0.8)])
-    text, page = markdown(table, quick=False), html(table, quick=False)
+    text, page = markdown(table, pages.SMALL), html(table, pages.SMALL)
     for words in (text, page):
         for wanted in (
             "vsgd compare --seeds 2",
@@ -100,9 +142,13 @@ def test_pages_say_what_a_stranger_needs():
             "best SGD on Small digits",
             "put it there",
             "Not run: Absent data, Uninstalled.",
-            "not worse on every workload",
-            "at equal gradient evaluations",
-            "at equal seconds",
+            "not worse on 80%, better on 50%",
+            "best on the way loss at equal updates",
+            "held-out loss at equal gradient evaluations",
+            "held-out loss at equal seconds",
+            "updates to target",
+            "1 of 2 seeds",
+            "never",
         ):
             assert wanted in words, wanted
     assert "**0.75 ± 0.05**" in text

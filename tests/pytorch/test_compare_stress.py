@@ -10,7 +10,7 @@ pytest.importorskip("tqdm")
 
 from standins import BY_NAME, SMALL  # noqa: E402
 
-from vsgd.bench.compare.rivals import ABLATIONS, OURS  # noqa: E402
+from vsgd.bench.compare.ours import ABLATIONS, OURS  # noqa: E402
 from vsgd.bench.compare.runs import Job, wanted  # noqa: E402
 from vsgd.bench.compare.stress import CHANGES, STRESSED, stress_workloads  # noqa: E402
 from vsgd.bench.compare.train import train  # noqa: E402
@@ -49,9 +49,9 @@ def test_each_is_told_from_every_other():
 
 
 @pytest.mark.slow  # each is compiled anew
-@pytest.mark.parametrize("rival", ABLATIONS, ids=lambda rival: rival.name)
-def test_every_part_can_be_taken_away(rival):
-    assert train(SMALL, rival, None, seed=0).outcome != "failed"
+@pytest.mark.parametrize("method", ABLATIONS, ids=lambda method: method.name)
+def test_every_part_can_be_taken_away(method):
+    assert train(SMALL, method, None, seed=0).outcome != "failed"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def names(text: str) -> list[str]:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Train networks with vSGD and its rivals, on as many seeds as asked for, and write tables, curves and profiles to
-    pages of their own. Runs are kept; the same command goes on from there."""
+    """Train networks with vSGD and its opponents, on as many seeds as asked for, and write tables, curves and profiles
+    to pages of their own. Runs are kept; the same command goes on from there."""
     try:
         command = importlib.import_module("vsgd.bench.compare.command")
     except ModuleNotFoundError as error:
@@ -32,7 +32,7 @@ def add_command(commands: Any) -> None:
     """Add it to what `ArgumentParser.add_subparsers` returned."""
     command = commands.add_parser("compare", help="compare optimizers on small networks", description=compare.__doc__)
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--quick", action="store_true", help="a few workloads and rivals in less than three minutes")
+    which.add_argument("--quick", action="store_true", help="a few workloads and opponents in less than three minutes")
     which.add_argument(
         "--ablations", action="store_true", help="vSGD with one of its deviations from the paper taken back at a time"
     )

@@ -8,27 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from vsgd.bench.compare import pages
 from vsgd.bench.compare.curves import draw_profiles, png
-from vsgd.bench.compare.pages import ABLATED, STRESS, html, markdown, page
-from vsgd.bench.compare.rivals import ABLATIONS, RIVALS, Rival
+from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.ours import ABLATIONS, DEFAULT
+from vsgd.bench.compare.pages import Page, html, markdown, tables_only
 from vsgd.bench.compare.stress import stress_table, stress_workloads
+from vsgd.bench.compare.suites import SMALL, Suite, quick
 from vsgd.bench.compare.table import Table, assemble, compute
-from vsgd.bench.compare.tables import finals
+from vsgd.bench.compare.tables import Grid, finals
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
 from vsgd.bench.store import write_whole
 from vsgd.errors import UserError
 
-QUICK_RIVALS = ("vsgd", "vsgd-paper", "sgd", "adam", "adam-default", "prodigy", "schedulefree-adamw", "dog")
-QUICK_SHARE = 3
-"""Quick runs have so many times fewer epochs."""
-
-
-def quick_workloads() -> tuple[Workload, ...]:
-    """Those whose data come with scikit-learn, shortened."""
-    return tuple(w._replace(epochs=max(1, w.epochs // QUICK_SHARE)) for w in WORKLOADS if not w.files)
-
-
-Item = TypeVar("Item", Workload, Rival)
+Item = TypeVar("Item", Workload, Method)
 
 
 def chosen(items: Sequence[Item], names: list[str] | None, what: str) -> tuple[Item, ...]:
@@ -42,9 +35,7 @@ def chosen(items: Sequence[Item], names: list[str] | None, what: str) -> tuple[I
 class Plan(NamedTuple):
     """What is to be run, and where its pages go."""
 
-    workloads: tuple[Workload, ...]
-    rivals: tuple[Rival, ...]
-    seeds: int
+    suite: Suite
     out: Path
     pages: Callable[[Table], dict[str, str | bytes]]
     """What to write to each file."""
@@ -53,30 +44,34 @@ class Plan(NamedTuple):
 def plan(arguments: argparse.Namespace) -> Plan:
     out = arguments.out
     if arguments.ablations:
-        return Plan(WORKLOADS, ABLATIONS, 3, out, lambda table: {"ablations.md": page(table, ABLATED, [finals(table)])})
+        return Plan(Suite(WORKLOADS, ABLATIONS, 3), out, partial(table_page, "ablations.md", pages.ABLATED, finals))
     if arguments.stress:
-        return Plan(stress_workloads(), RIVALS[:1], 2, out, lambda t: {"stress.md": page(t, STRESS, [stress_table(t)])})
+        suite = Suite(stress_workloads(), (DEFAULT,), 2)
+        return Plan(suite, out, partial(table_page, "stress.md", pages.STRESS, stress_table))
     if arguments.quick:
-        few = tuple(rival for rival in RIVALS if rival.name in QUICK_RIVALS)
-        return Plan(quick_workloads(), few, 2, out / "quick", partial(whole_pages, True))
-    return Plan(WORKLOADS, RIVALS, 5, out, partial(whole_pages, False))
+        return Plan(quick(), out / "quick", partial(whole_pages, pages.QUICK))
+    return Plan(SMALL, out, partial(whole_pages, pages.SMALL))
 
 
-def whole_pages(quick: bool, table: Table) -> dict[str, str | bytes]:
+def table_page(file: str, page: Page, grid: Callable[[Table], Grid], table: Table) -> dict[str, str | bytes]:
+    return {file: tables_only(table, page, [grid(table)])}
+
+
+def whole_pages(page: Page, table: Table) -> dict[str, str | bytes]:
     profiles = png(draw_profiles(table, "updates"))
-    return {"results.md": markdown(table, quick), "profiles.png": profiles, "index.html": html(table, quick)}
+    return {"results.md": markdown(table, page), "profiles.png": profiles, "index.html": html(table, page)}
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    everything = plan(arguments)
-    workloads = chosen(everything.workloads, arguments.workloads, "workload")
-    rivals = chosen(everything.rivals, arguments.optimizers, "optimizer")
-    seeds, out = arguments.seeds or everything.seeds, everything.out
+    suite, out, make_pages = plan(arguments)
+    workloads = chosen(suite.workloads, arguments.workloads, "workload")
+    methods = chosen(suite.methods, arguments.optimizers, "optimizer")
+    seeds = arguments.seeds or suite.seeds
 
     write_whole(out / ".writable", "")  # better now than after the work
     (out / ".writable").unlink()
-    compute(workloads, rivals, seeds, arguments.jobs, out)
-    pages = everything.pages(assemble(everything.workloads, everything.rivals, seeds, out))
-    for name, text in pages.items():
+    compute(workloads, methods, seeds, arguments.jobs, out)
+    files = make_pages(assemble(suite.workloads, suite.methods, seeds, out))
+    for name, text in files.items():
         write_whole(out / name, text)
-    print("wrote " + ", ".join(str(out / name) for name in pages))
+    print("wrote " + ", ".join(str(out / name) for name in files))

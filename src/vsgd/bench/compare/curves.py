@@ -12,13 +12,15 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator
 
 from vsgd.bench.compare.judging import AXES, profiles, target
-from vsgd.bench.compare.rivals import OURS, Rival
+from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.table import Table
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
 from vsgd.bench.figures.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, RED
 
 TEAL, PINK, BROWN, BLACK = "#12a5a5", "#e26ab0", "#8a5a2b", "#2b2f36"
+OLIVE, GOLD = "#7a8b1c", "#c9a000"
 STYLES = {
     "vsgd": (BLUE, "-"),
     "vsgd-paper": (BLUE, ":"),
@@ -26,29 +28,35 @@ STYLES = {
     "momentum": (BLACK, "--"),
     "adam": (RED, "-"),
     "adam-default": (RED, "--"),
+    "adamw-cosine": (RED, "-."),
+    "momentum-cosine": (BLACK, "-."),
+    "soap-cosine": (OLIVE, "-."),
+    "muon-cosine": (GOLD, "-."),
     "adagrad": (BROWN, "-"),
     "prodigy": (GREEN, "-"),
+    "prodigy-cosine": (GREEN, "-."),
     "schedulefree-adamw": (ORANGE, "-"),
+    "schedulefree-adamw-warmup": (ORANGE, ":"),
     "schedulefree-sgd": (ORANGE, "--"),
     "dadapt-adam": (PURPLE, "-"),
     "dadapt-sgd": (PURPLE, "--"),
     "dog": (TEAL, "-"),
     "cocob": (PINK, "-"),
 }
-"""Relatives share a colour."""
+"""Relatives share a color; what has a schedule is dash-dotted."""
 COLUMNS = 3
 MOST_TIMES = 100.0
 """Profiles end where an optimizer takes so many times as long as the fastest."""
 
 
-def _style(rival: Rival) -> dict[str, Any]:
-    color, dashes = STYLES.get(rival.name, (GREY, "-"))
-    ours = rival.name == OURS
+def _style(method: Method) -> dict[str, Any]:
+    color, dashes = STYLES.get(method.name, (GREY, "-"))
+    ours = method.name == OURS
     return {"color": color, "ls": dashes, "lw": 3.2 if ours else 1.3, "zorder": 5 if ours else 3}
 
 
 def _column(runs: list[Run], field: str, missing: float) -> Any:
-    """Seeds × looks; runs that ended early are filled up."""
+    """Seeds × evaluation points; runs that ended early are filled up."""
     longest = max(len(run.updates) for run in runs)
     return np.array([getattr(run, field) + [missing] * (longest - len(run.updates)) for run in runs], float)
 
@@ -56,8 +64,8 @@ def _column(runs: list[Run], field: str, missing: float) -> Any:
 def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
     axes.set_title(workload.title, fontsize=10, loc="left", weight="bold")
     starts, lowest = [], []
-    for rival in table.rivals:
-        cell = table.cells.get((workload.name, rival.name))
+    for method in table.methods:
+        cell = table.cells.get((workload.name, method.name))
         runs = [] if cell is None else [run for run in cell.runs.values() if run.updates]
         if not runs:
             continue
@@ -67,7 +75,7 @@ def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
             losses = losses.cumsum(axis=1) / np.arange(1, losses.shape[1] + 1)
         mean = losses.mean(axis=0)
         shown = np.isfinite(mean)
-        style = _style(rival)
+        style = _style(method)
         axes.plot(x[shown], mean[shown], **style)
         bounds = losses.min(axis=0)[shown], losses.max(axis=0)[shown]
         axes.fill_between(x[shown], *bounds, color=style["color"], alpha=0.10, lw=0)
@@ -94,11 +102,11 @@ def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(axes: Axes, rivals: list[Rival]) -> None:
+def _legend(axes: Axes, methods: list[Method]) -> None:
     axes.axis("off")
-    for rival in rivals:
-        axes.plot([], [], label=rival.title, **_style(rival))
-    if rivals:
+    for method in methods:
+        axes.plot([], [], label=method.title, **_style(method))
+    if methods:
         axes.legend(loc="center left", frameon=False, fontsize=9, ncols=2, handlelength=2.6)
 
 
@@ -110,7 +118,7 @@ def draw_curves(table: Table, axis: str) -> Canvas:
     for axes, workload in zip(panels, table.workloads, strict=False):
         _panel(axes, table, workload, axis)
     shown = {name for _, name in table.cells}
-    _legend(panels[len(table.workloads)], [rival for rival in table.rivals if rival.name in shown])
+    _legend(panels[len(table.workloads)], [method for method in table.methods if method.name in shown])
     for axes in panels[len(table.workloads) + 1 :]:
         axes.axis("off")
     return canvas
@@ -122,12 +130,12 @@ def draw_profiles(table: Table, axis: str) -> Canvas:
     axes = canvas.subplots()
     found = profiles(table, axis)
     solved = {name: float(np.isfinite(ratios).mean()) for name, ratios in found.items()}
-    for rival in sorted((r for r in table.rivals if r.name in found), key=lambda rival: -solved[rival.name]):
-        ratios = found[rival.name]
+    for method in sorted((m for m in table.methods if m.name in found), key=lambda method: -solved[method.name]):
+        ratios = found[method.name]
         times = np.concatenate([[1.0], ratios[ratios <= MOST_TIMES], [MOST_TIMES]])
         shares = [(ratios <= time).mean() for time in times]
-        label = f"{rival.title}: {solved[rival.name]:.0%} solved"
-        axes.step(times, shares, where="post", label=label, **_style(rival))
+        label = f"{method.title}: {solved[method.name]:.0%} solved"
+        axes.step(times, shares, where="post", label=label, **_style(method))
     axes.set_xscale("log")
     axes.set_xlim(1, MOST_TIMES)
     axes.set_ylim(0, 1.02)

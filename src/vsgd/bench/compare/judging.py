@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vsgd.bench.compare.opponents import ADAMW_COSINE, FREE, MUON_COSINE, SOAP_COSINE
+from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.table import Cell, Table
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
@@ -14,28 +16,62 @@ from vsgd.bench.compare.workloads import Workload
 AXES = {"updates": "updates", "evaluations": "gradient evaluations", "seconds": "seconds"}
 """Fields of `Run` that a budget can be counted in, and what to call them."""
 
-TOLERANCE = 1.02
-"""The target of a workload is the final loss of the best SGD times this."""
+MEASURES = {"final": "held-out", "best": "best on the way", "final_training": "training"}
+"""Fields of `Run` that methods are compared by, and what to call them."""
 
-REFERENCE = "sgd"
+REFERENCE = ADAMW_COSINE.name
+TOLERANCE = 1.02
+"""The target of a workload is the final loss of the best `REFERENCE` times this."""
 
 
 class Bar(NamedTuple):
-    """What is asked of our optimizer against a rival: to be better, or not worse, on a share of the workloads."""
+    """What is asked of our optimizer against an opponent: on which shares of the workloads to be what."""
 
-    share: float
-    better: bool
-    words: str
+    not_worse: float = 0.0
+    better: float = 0.0
+
+    @property
+    def words(self) -> str:
+        shares = {"not worse": self.not_worse, "better": self.better}
+        return ", ".join(f"{word} on {share:.0%}" for word, share in shares.items() if share)
+
+    def is_met(self, counts: dict[str, int]) -> bool:
+        better, total = counts["better"], sum(counts.values())
+        return better >= self.better * total - 1e-9 and better + counts["not worse"] >= self.not_worse * total - 1e-9
 
 
-FREE = ("prodigy", "schedulefree-adamw", "schedulefree-sgd", "dadapt-adam", "dadapt-sgd", "dog", "cocob")
-BARS = {
-    "sgd": Bar(1, False, "not worse on every workload"),
-    "momentum": Bar(2 / 3, False, "not worse on 2/3"),
-    "adam": Bar(2 / 3, False, "not worse on 2/3"),
-    "adam-default": Bar(3 / 4, True, "better on 3/4"),
-    **{name: Bar(2 / 3, True, "better on 2/3") for name in FREE},
+HELD_OUT_BARS = {
+    "sgd": Bar(not_worse=1),
+    "momentum": Bar(not_worse=2 / 3),
+    "adam": Bar(not_worse=2 / 3),
+    "adam-default": Bar(better=3 / 4),
+    "adamw-cosine": Bar(not_worse=0.8, better=0.5),
+    "soap-cosine": Bar(not_worse=3 / 4),
+    "muon-cosine": Bar(not_worse=3 / 4),
+    **{method.name: Bar(better=3 / 4) for method in FREE},
 }
+TRAINING_BARS = {method.name: Bar(better=3 / 4) for method in (ADAMW_COSINE, SOAP_COSINE, MUON_COSINE, *FREE)}
+SECONDS_BARS = {"sgd": Bar(not_worse=3 / 4), "adamw-cosine": Bar(not_worse=2 / 3)}
+
+
+class Comparison(NamedTuple):
+    """A loss to compare by, what is equal then, and what is asked by opponent."""
+
+    measure: str
+    axis: str
+    bars: dict[str, Bar]
+
+
+AT_EQUAL_UPDATES = (
+    Comparison("final", "updates", HELD_OUT_BARS),
+    Comparison("best", "updates", HELD_OUT_BARS),
+    Comparison("final_training", "updates", TRAINING_BARS),
+)
+COMPARISONS = (
+    *AT_EQUAL_UPDATES,
+    Comparison("final", "evaluations", {}),
+    Comparison("final", "seconds", SECONDS_BARS),
+)
 
 
 class Spread(NamedTuple):
@@ -79,14 +115,15 @@ def loss_at(run: Run, axis: str, budget: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def compared(table: Table, workload: Workload, name: str, ours: str, axis: str) -> str | None:
-    """Our verdict against a rival on a workload at equal budgets; None if it cannot be told."""
-    mine, its = table.cells.get((workload.name, ours)), table.cells.get((workload.name, name))
+def compared(table: Table, workload: Workload, opponent: str, comparison: Comparison) -> str | None:
+    """Our verdict against an opponent on a workload; None if it cannot be told."""
+    mine, its = table.cells.get((workload.name, OURS)), table.cells.get((workload.name, opponent))
     if mine is None or its is None or has_failed(mine) or has_failed(its):
         return None
     pairs = [(mine.runs[seed], its.runs[seed]) for seed in range(table.seeds)]
+    measure, axis = comparison.measure, comparison.axis
     if axis == "updates":
-        return verdict([a.final for a, _ in pairs], [b.final for _, b in pairs])
+        return verdict([getattr(a, measure) for a, _ in pairs], [getattr(b, measure) for _, b in pairs])
     if workload.online:
         return None  # less of a stream is other rows
     budgets = [min(getattr(a, axis)[-1], getattr(b, axis)[-1]) for a, b in pairs]
@@ -94,6 +131,10 @@ def compared(table: Table, workload: Workload, name: str, ours: str, axis: str) 
         [loss_at(a, axis, budget) for (a, _), budget in zip(pairs, budgets, strict=True)],
         [loss_at(b, axis, budget) for (_, b), budget in zip(pairs, budgets, strict=True)],
     )
+
+
+def count_verdicts(said: list[str | None]) -> dict[str, int]:
+    return {word: said.count(word) for word in ("better", "not worse", "worse")}
 
 
 def target(table: Table, workload: Workload) -> float | None:
@@ -119,16 +160,16 @@ def time_to(run: Run, goal: float, axis: str, online: bool) -> float:
 
 
 def profiles(table: Table, axis: str) -> dict[str, Any]:
-    """For each rival, how many times longer than the fastest it took, on each workload and seed that it was run on."""
-    ratios: dict[str, list[float]] = {rival.name: [] for rival in table.rivals}
+    """For each method, how many times longer than the fastest it took, on each workload and seed that it was run on."""
+    ratios: dict[str, list[float]] = {method.name: [] for method in table.methods}
     for workload in table.workloads:
         goal = target(table, workload)
         for seed in range(table.seeds) if goal is not None else ():
             assert goal is not None
             times = {
-                rival.name: time_to(cell.runs[seed], goal, axis, workload.online)
-                for rival in table.rivals
-                if (cell := table.cells.get((workload.name, rival.name))) is not None and not has_failed(cell)
+                method.name: time_to(cell.runs[seed], goal, axis, workload.online)
+                for method in table.methods
+                if (cell := table.cells.get((workload.name, method.name))) is not None and not has_failed(cell)
             }
             fastest = min(times.values(), default=math.inf)
             for name, spent in times.items():

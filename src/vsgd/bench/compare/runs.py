@@ -12,20 +12,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import vsgd
-from vsgd.bench.compare.rivals import Rival
+from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
 from vsgd.bench.store import write_whole
 from vsgd.errors import UserError
 
-SOURCES = ("torch/**/*.py", "rule.py", "options.py", "probe.py", "reweight.py", "blocks.py", "kernels.py")
+ELSEWHERE = (
+    *("bench", "files", "integrations", "linear", "sklearn"),
+    *("__main__.py", "arguments.py", "cli.py", "disk.py", "optax.py", "river.py"),
+)
+"""What of the package our optimizer for PyTorch does not use."""
 
 
 class Job(NamedTuple):
     """A run that may be asked for."""
 
     workload: Workload
-    rival: Rival
+    method: Method
     setting: float | None
     seed: int
 
@@ -41,36 +45,40 @@ version_of = functools.cache(version)
 def fingerprint() -> str:
     """Changes with the code of our optimizer, so that no run of it outlives it."""
     folder = Path(vsgd.__file__).parent
-    files = sorted(file for pattern in SOURCES for file in folder.glob(pattern))
+    files = sorted(file for file in folder.rglob("*.py") if file.relative_to(folder).parts[0] not in ELSEWHERE)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def _text(build: Callable[..., Any]) -> str:
+def _text(function: Callable[..., Any]) -> str:
     """What a function is, and with which arguments it will be called."""
-    if isinstance(build, functools.partial):
-        return f"{_text(build.func)}{build.args}"
-    return inspect.getsource(build)
+    if isinstance(function, functools.partial):
+        return f"{_text(function.func)}{function.args}{function.keywords or ''}"
+    return inspect.getsource(function)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def wanted(job: Job) -> dict[str, Any]:
     """What has to be true of a stored run to be used again."""
-    workload, rival = job.workload, job.rival
+    workload, method = job.workload, job.method
     return {
         "workload": workload.name,
-        "rival": rival.name,
+        "method": method.name,
         "setting": job.setting,
         "seed": job.seed,
         "batch": workload.batch,
         "epochs": workload.epochs,
-        "task": hashlib.sha256(_text(workload.build).encode()).hexdigest()[:16],
-        rival.package: version_of(rival.package),
-        **({"source": fingerprint()} if rival.ours else {}),
+        "task": _hash(_text(workload.build)),
+        method.package: version_of(method.package),
+        **({"source": fingerprint()} if method.ours else {"setup": _hash(_text(method.make))}),
     }
 
 
 def path_of(out: Path, job: Job) -> Path:
     name = f"{setting_name(job.setting)}-seed{job.seed}.json"
-    return out / "runs" / job.workload.name / job.rival.name / name
+    return out / "runs" / job.workload.name / job.method.name / name
 
 
 def save(out: Path, job: Job, run: Run) -> None:

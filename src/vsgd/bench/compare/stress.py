@@ -117,10 +117,10 @@ def stress_table(table: Table) -> Grid:
     kinds = list(dict.fromkeys(name.partition("+")[2] for name in names))
     rows = []
     for kind in kinds:
-        for rival in table.rivals:
-            cells = [table.cells.get((f"{base}+{kind}", rival.name)) for base in bases]
+        for method in table.methods:
+            cells = [table.cells.get((f"{base}+{kind}", method.name)) for base in bases]
             texts = [_ending(c) if f"{b}+{kind}" in names else "" for b, c in zip(bases, cells, strict=True)]
-            rows.append([kind, rival.title, *texts])
+            rows.append([kind, method.title, *texts])
     words = (
         "Held-out loss at the end over the one at the start, the worst of all seeds; bold where it did not fall. "
         f"At most {MOST_UPDATES} updates an epoch."

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
+from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.processes import run_all
-from vsgd.bench.compare.rivals import Rival
 from vsgd.bench.compare.runs import Job, load, save
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
@@ -33,17 +33,17 @@ class Cell(NamedTuple):
 
 class Table(NamedTuple):
     workloads: tuple[Workload, ...]
-    rivals: tuple[Rival, ...]
+    methods: tuple[Method, ...]
     seeds: int
     cells: dict[tuple[str, str], Cell]
-    """By the names of workload and rival; only what has been run on every seed."""
+    """By the names of workload and method; only what has been run on every seed."""
     absent: dict[str, str]
-    """Why a workload or rival could not be run, by name."""
+    """Why a workload or method could not be run, by name."""
 
 
-def why_absent(item: Workload | Rival) -> str | None:
+def why_absent(item: Workload | Method) -> str | None:
     """What to do before this can be run."""
-    if isinstance(item, Rival):
+    if isinstance(item, Method):
         missing = importlib.util.find_spec(item.module) is None
         return f"pip install {item.package}, or 'vsgd[compare]' for all" if missing else None
     try:
@@ -54,47 +54,47 @@ def why_absent(item: Workload | Rival) -> str | None:
     return None
 
 
-def tuning_runs(out: Path, workload: Workload, rival: Rival) -> dict[float | None, Run]:
+def tuning_runs(out: Path, workload: Workload, method: Method) -> dict[float | None, Run]:
     """What is stored of a grid, by setting."""
-    runs = {setting: load(out, Job(workload, rival, setting, TUNED_ON)) for setting in rival.settings}
+    runs = {setting: load(out, Job(workload, method, setting, TUNED_ON)) for setting in method.settings}
     return {setting: run for setting, run in runs.items() if run is not None}
 
 
-def best_setting(rival: Rival, runs: dict[float | None, Run]) -> float | None:
+def best_setting(method: Method, runs: dict[float | None, Run]) -> float | None:
     """The setting with the lowest final loss on one seed."""
-    return min(rival.settings, key=lambda setting: runs[setting].final if setting in runs else math.inf)
+    return min(method.settings, key=lambda setting: runs[setting].final if setting in runs else math.inf)
 
 
-def absences(workloads: Iterable[Workload], rivals: Iterable[Rival]) -> dict[str, str]:
+def absences(workloads: Iterable[Workload], methods: Iterable[Method]) -> dict[str, str]:
     """Why some cannot be run, by name."""
-    items: list[Workload | Rival] = [*workloads, *rivals]
+    items: list[Workload | Method] = [*workloads, *methods]
     return {item.name: why for item in items if (why := why_absent(item))}
 
 
-def compute(workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int, processes: int, out: Path) -> None:
+def compute(workloads: Iterable[Workload], methods: Iterable[Method], seeds: int, processes: int, out: Path) -> None:
     """Run what is not stored yet."""
-    absent = absences(workloads, rivals)
+    absent = absences(workloads, methods)
     for name, why in absent.items():
         print(f"{name} is left out: {why}")
-    pairs = [(w, r) for w in workloads for r in rivals if w.name not in absent and r.name not in absent]
+    pairs = [(w, m) for w in workloads for m in methods if w.name not in absent and m.name not in absent]
     for choose in (_first_settings, _best_settings):
-        jobs = [job for workload, rival in pairs for job in choose(out, workload, rival, seeds)]
+        jobs = [job for workload, method in pairs for job in choose(out, workload, method, seeds)]
         _compute_missing(jobs, processes, out, "tuning" if choose is _first_settings else "all seeds")
 
 
-def _first_settings(out: Path, workload: Workload, rival: Rival, seeds: int) -> list[Job]:
+def _first_settings(out: Path, workload: Workload, method: Method, seeds: int) -> list[Job]:
     """Whole grids on one seed; what has no grid is not waited for."""
-    if len(rival.settings) > 1:
-        return [Job(workload, rival, setting, TUNED_ON) for setting in rival.settings]
-    return [Job(workload, rival, rival.settings[0], seed) for seed in range(seeds)]
+    if len(method.settings) > 1:
+        return [Job(workload, method, setting, TUNED_ON) for setting in method.settings]
+    return [Job(workload, method, method.settings[0], seed) for seed in range(seeds)]
 
 
-def _best_settings(out: Path, workload: Workload, rival: Rival, seeds: int) -> list[Job]:
+def _best_settings(out: Path, workload: Workload, method: Method, seeds: int) -> list[Job]:
     """The best of each grid on the other seeds; what has no grid is done, or has failed once already."""
-    if len(rival.settings) == 1:
+    if len(method.settings) == 1:
         return []
-    setting = best_setting(rival, tuning_runs(out, workload, rival))
-    return [Job(workload, rival, setting, seed) for seed in range(seeds)]
+    setting = best_setting(method, tuning_runs(out, workload, method))
+    return [Job(workload, method, setting, seed) for seed in range(seeds)]
 
 
 def _compute_missing(jobs: list[Job], processes: int, out: Path, what: str) -> None:
@@ -108,26 +108,26 @@ def _compute_missing(jobs: list[Job], processes: int, out: Path, what: str) -> N
             save(out, job, run)
             bar.update()
             if run.outcome == "failed":
-                bar.write(f"{job.workload.name}, {job.rival.name}, seed {job.seed} failed: {run.message}")
+                bar.write(f"{job.workload.name}, {job.method.name}, seed {job.seed} failed: {run.message}")
 
 
-def assemble(workloads: Iterable[Workload], rivals: Iterable[Rival], seeds: int, out: Path) -> Table:
+def assemble(workloads: Iterable[Workload], methods: Iterable[Method], seeds: int, out: Path) -> Table:
     """What the folder holds."""
-    absent = absences(workloads, rivals)
-    table = Table(tuple(workloads), tuple(rivals), seeds, {}, absent)
+    absent = absences(workloads, methods)
+    table = Table(tuple(workloads), tuple(methods), seeds, {}, absent)
     for workload in table.workloads:
-        for rival in table.rivals:
-            if workload.name in absent or rival.name in absent:
+        for method in table.methods:
+            if workload.name in absent or method.name in absent:
                 continue
-            tuned = tuning_runs(out, workload, rival)
-            if len(tuned) < len(rival.settings):
+            tuned = tuning_runs(out, workload, method)
+            if len(tuned) < len(method.settings):
                 continue  # half a grid has no best
-            setting = best_setting(rival, tuned)
-            found = {seed: load(out, Job(workload, rival, setting, seed)) for seed in range(seeds)}
+            setting = best_setting(method, tuned)
+            found = {seed: load(out, Job(workload, method, setting, seed)) for seed in range(seeds)}
             runs = {seed: run for seed, run in found.items() if run is not None}
             if len(runs) == seeds:
-                ends = rival.settings[0], rival.settings[-1]
-                table.cells[workload.name, rival.name] = Cell(
-                    setting, len(rival.settings) > 1 and setting in ends, runs
+                ends = method.settings[0], method.settings[-1]
+                table.cells[workload.name, method.name] = Cell(
+                    setting, len(method.settings) > 1 and setting in ends, runs
                 )
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from vsgd.bench.compare.rivals import Rival
+from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.workloads import Task, Workload
 
-LOOKS, LOOKS_ONLINE = 12, 50
+EVALUATION_POINTS, EVALUATION_POINTS_ONLINE = 12, 50
 """How often a run is judged, besides at its start."""
 
 WARM_UP = 5
@@ -25,16 +25,25 @@ WARM_UP = 5
 STATISTICS = 20
 """Minibatches from which BatchNorm's statistics are taken at averaged weights."""
 
+EVALUATION_ROWS = 500
+"""Rows that go through the model at once when it is judged."""
+
+LAST_SHARE = 0.1
+"""The training loss of a run is the mean over the minibatches of this share of its updates, the last ones."""
+
 
 class Run(NamedTuple):
-    """What happened. Lists have an entry per look.
+    """What happened. Lists have an entry per evaluation point.
 
     Attributes:
         evaluations: gradients of a minibatch that were taken.
-        seconds: of one processor, those for looking left out.
+        seconds: of one processor, those for evaluation left out.
         held_out: loss on rows that are not learned from; online, on those learned from next.
-        training: mean loss of the minibatches since the look before; NaN at the start.
-        final: the loss that counts: the last, or the mean of all if online; infinite if the run did not finish.
+        training: mean loss of the minibatches since the evaluation point before; NaN at the start.
+        final: the held-out loss at the end, or the mean of all if online; infinite if the run did not finish, as are
+            the two that follow.
+        best: the lowest held-out loss at any evaluation point; online, `final`.
+        final_training: mean loss of the last tenth of the minibatches, each where its gradient is taken.
         outcome: "finished", "diverged" or "failed"; `message` says why.
     """
 
@@ -43,13 +52,15 @@ class Run(NamedTuple):
     seconds: list[float]
     held_out: list[float]
     training: list[float]
-    final: float
+    final: float = math.inf
+    best: float = math.inf
+    final_training: float = math.inf
     outcome: str = "finished"
     message: str = ""
 
 
 def failed(message: str) -> Run:
-    return Run([], [], [], [], [], math.inf, "failed", message)
+    return Run([], [], [], [], [], outcome="failed", message=message)
 
 
 def minibatches(rows: int, workload: Workload, seed: int) -> list[Tensor]:
@@ -62,15 +73,16 @@ def minibatches(rows: int, workload: Workload, seed: int) -> list[Tensor]:
 
 
 class Learner:
-    """A model and its optimizer, with a count of gradients."""
+    """A model, its optimizer and the minibatches to come, with a count of gradients."""
 
-    def __init__(self, workload: Workload, rival: Rival, setting: float | None, seed: int):
+    def __init__(self, workload: Workload, method: Method, setting: float | None, seed: int):
         torch.manual_seed(seed)  # the same weights whatever the optimizer
-        self.task = workload.build(seed, rival.sparse)
+        self.task = workload.build(seed, method.sparse)
         self.task.model.train()
-        self.rival = rival
+        self.method = method
         self.batch = workload.batch
-        self.optimizer = rival.make(self.task.model, setting)
+        self.batches = minibatches(len(self.task.split.x), workload, seed)
+        self.optimizer = method.make(self.task.model, setting, len(self.batches))
         self.evaluations = 0
 
     def update(self, rows: Tensor) -> Tensor:
@@ -88,16 +100,17 @@ class Learner:
         return loss.detach()
 
     def judge(self, x: Tensor, y: Tensor) -> float:
-        with torch.no_grad(), judged(self.rival, self.optimizer, self.task, self.batch) as model:
-            return float(self.task.loss(model(x), y))
+        with torch.no_grad(), judged(self.method, self.optimizer, self.task, self.batch) as model:
+            parts = zip(x.split(EVALUATION_ROWS), y.split(EVALUATION_ROWS), strict=True)
+            return sum(float(self.task.loss(model(a), b)) * len(a) for a, b in parts) / len(x)
 
 
 @contextmanager
-def judged(rival: Rival, optimizer: Any, task: Task, batch: int) -> Iterator[nn.Module]:
+def judged(method: Method, optimizer: Any, task: Task, batch: int) -> Iterator[nn.Module]:
     """The model as it is to be judged; afterwards everything is as it was."""
-    with rival.look(optimizer, task.model) as model:
+    with method.evaluation_model(optimizer, task.model) as model:
         kept = [buffer.clone() for buffer in model.buffers()]
-        if rival.averages:
+        if method.averages:
             update_bn(task.split.x[: STATISTICS * batch].split(batch), model)
         model.eval()
         yield model
@@ -106,32 +119,31 @@ def judged(rival: Rival, optimizer: Any, task: Task, batch: int) -> Iterator[nn.
     task.model.train()
 
 
-def warm_up(start: Callable[[], Learner], batches: list[Tensor]) -> None:
-    learner = start()
+def warm_up(learner: Learner) -> None:
     with suppress(FloatingPointError):
-        for rows in batches[:WARM_UP]:
+        for rows in learner.batches[:WARM_UP]:
             learner.update(rows)
 
 
-def train(workload: Workload, rival: Rival, setting: float | None, seed: int) -> Run:
+def train(workload: Workload, method: Method, setting: float | None, seed: int) -> Run:
     """Train and watch. A loss that is not finite ends the run."""
     torch.set_num_threads(1)
-    learner = Learner(workload, rival, setting, seed)
+    learner = Learner(workload, method, setting, seed)
     split = learner.task.split
-    batches = minibatches(len(split.x), workload, seed)
-    warm_up(lambda: Learner(workload, rival, setting, seed), batches)
+    batches = learner.batches
+    warm_up(Learner(workload, method, setting, seed))
     torch.manual_seed(seed)
 
-    looks = min(LOOKS_ONLINE if workload.online else LOOKS, len(batches))
-    marks = [round(len(batches) * k / looks) for k in range(looks + 1)]
-    seconds, run, message = 0.0, Run([], [], [], [], [], math.inf), ""
+    points = min(EVALUATION_POINTS_ONLINE if workload.online else EVALUATION_POINTS, len(batches))
+    marks = [round(len(batches) * k / points) for k in range(points + 1)]
+    seconds, run, message = 0.0, Run([], [], [], [], []), ""
+    losses: list[Tensor] = []
 
     def note(updates: int, held_out: float, training: float) -> None:
-        finite = held_out if math.isfinite(held_out) else math.inf
         run.updates.append(updates)
         run.evaluations.append(learner.evaluations)
         run.seconds.append(round(seconds, 4))
-        run.held_out.append(finite)
+        run.held_out.append(_or_infinite(held_out))
         run.training.append(training)
 
     if not workload.online:
@@ -139,17 +151,28 @@ def train(workload: Workload, rival: Rival, setting: float | None, seed: int) ->
     for start, end in itertools.pairwise(marks):
         ahead = torch.cat(batches[start:end])
         held_out = learner.judge(split.x[ahead], split.y[ahead]) if workload.online else math.nan
-        began, total = time.process_time(), torch.zeros(())
+        began = time.process_time()
         try:
-            for rows in batches[start:end]:
-                total += learner.update(rows)
+            losses += [learner.update(rows) for rows in batches[start:end]]
         except FloatingPointError as error:
             message = str(error)
         seconds += time.process_time() - began
         if not workload.online:
             held_out = learner.judge(split.x_test, split.y_test)
-        note(end, math.inf if message else held_out, float(total) / (end - start))
+        note(end, math.inf if message else held_out, _mean(losses[start:]))
         if not math.isfinite(run.held_out[-1]):
             return run._replace(outcome="diverged", message=message or "the held-out loss is not finite")
     final = sum(run.held_out) / len(run.held_out) if workload.online else run.held_out[-1]
-    return run._replace(final=final)
+    return run._replace(
+        final=final,
+        best=final if workload.online else min(run.held_out),
+        final_training=_or_infinite(_mean(losses[-math.ceil(LAST_SHARE * len(losses)) :])),
+    )
+
+
+def _mean(losses: list[Tensor]) -> float:
+    return float(torch.stack(losses).mean()) if losses else math.nan
+
+
+def _or_infinite(loss: float) -> float:
+    return loss if math.isfinite(loss) else math.inf

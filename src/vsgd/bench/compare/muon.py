@@ -1,0 +1,50 @@
+"""Muon for the weights inside a network, AdamW for the others, as Muon's author asks for.
+
+https://kellerjordan.github.io/posts/muon: embeddings, the input layer, the output layer and everything that is no
+matrix belong to AdamW; the filters of a convolution are a matrix of one row an output channel.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import AdamW, Muon, Optimizer
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention, *EMBEDDINGS)
+
+
+class Parameters(NamedTuple):
+    hidden: list[nn.Parameter]
+    other: list[nn.Parameter]
+
+
+def split_parameters(model: nn.Module) -> Parameters:
+    """Each trainable parameter once. The first and the last matrix of all layers, in their order, are not hidden."""
+    layers = [module for module in model.modules() if isinstance(module, LAYERS)]
+    matrices = [(layer, p) for layer in layers for p in layer.parameters(recurse=False) if p.ndim > 1]
+    inside = {p for layer, p in matrices[1:-1] if not isinstance(layer, EMBEDDINGS)}
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    return Parameters([p for p in trainable if p in inside], [p for p in trainable if p not in inside])
+
+
+def muon_and_adamw(model: nn.Module, lr: float, weight_decay: float) -> list[Optimizer]:
+    """Both, or the one that there are parameters for. They share a rate: Muon's steps are scaled to those of AdamW."""
+    hidden, other = split_parameters(model)
+    optimizers: list[Optimizer] = []
+    if other:
+        optimizers.append(AdamW(other, lr=lr, weight_decay=weight_decay))
+    if hidden:
+        # torch's Muon takes nothing but matrices: those of filters share their memory
+        matrices = [p if p.ndim == 2 else nn.Parameter(p.detach().view(len(p), -1)) for p in hidden]
+
+        def pass_gradients(*_: Any) -> None:
+            for parameter, matrix in zip(hidden, matrices, strict=True):
+                if matrix is not parameter:
+                    matrix.grad = None if parameter.grad is None else parameter.grad.view_as(matrix)
+
+        muon = Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        muon.register_step_pre_hook(pass_gradients)
+        optimizers.append(muon)
+    return optimizers

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import reference
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from vsgd import PAPER  # noqa: E402
-from vsgd.torch import VSGD  # noqa: E402
+from vsgd import PAPER
+from vsgd.torch import VSGD
 
 ROWS, INPUTS = 12, 3
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from vsgd import NETWORKS  # noqa: E402
-from vsgd.torch import VSGD  # noqa: E402
+from vsgd import NETWORKS
+from vsgd.torch import VSGD
 
 BOOTSTRAP = int(NETWORKS.bootstrap)
 

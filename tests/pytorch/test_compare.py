@@ -6,19 +6,19 @@ import json
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
 
-from standins import ABSENT, ADAM, BY_NAME, CRASH, DEATH, GRID, NORMALIZED, SMALL, STREAM, UNINSTALLED  # noqa: E402
+from standins import ABSENT, ADAM, BY_NAME, CRASH, DEATH, GRID, NORMALIZED, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare.processes import run_all  # noqa: E402
-from vsgd.bench.compare.runs import Job, load, path_of, save  # noqa: E402
-from vsgd.bench.compare.table import assemble, compute, why_absent  # noqa: E402
-from vsgd.bench.compare.train import EVALUATION_POINTS, Learner, minibatches, train  # noqa: E402
-from vsgd.bench.compare.workloads import WORKLOADS  # noqa: E402
-from vsgd.errors import UserError  # noqa: E402
+from vsgd.bench.compare.processes import run_all
+from vsgd.bench.compare.runs import Job, load, path_of, save
+from vsgd.bench.compare.table import assemble, compute, why_absent
+from vsgd.bench.compare.train import EVALUATION_POINTS, Learner, minibatches, train
+from vsgd.bench.compare.workloads import WORKLOADS
+from vsgd.errors import UserError
 
 INSTALLED = [method for method in BY_NAME.values() if why_absent(method) is None]
 

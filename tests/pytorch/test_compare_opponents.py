@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from standins import BY_NAME  # noqa: E402
-from torch import nn  # noqa: E402
+from standins import BY_NAME
+from torch import nn
 
-from vsgd.bench.compare import networks  # noqa: E402
-from vsgd.bench.compare.methods import Method  # noqa: E402
-from vsgd.bench.compare.muon import split_parameters  # noqa: E402
-from vsgd.bench.compare.schedules import Scheduled, cosine, warm_up_updates  # noqa: E402
-from vsgd.bench.compare.table import why_absent  # noqa: E402
+from vsgd.bench.compare import networks
+from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.muon import split_parameters
+from vsgd.bench.compare.schedules import Scheduled, cosine, warm_up_updates
+from vsgd.bench.compare.table import why_absent
 
 UPDATES = 40
 SCHEDULED = ["adamw-cosine", "momentum-cosine", "soap-cosine", "muon-cosine", "prodigy-cosine"]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 pytest.importorskip("tqdm")
 
-from standins import BY_NAME, SMALL  # noqa: E402
+from standins import BY_NAME, SMALL
 
-from vsgd.bench.compare.ours import ABLATIONS, OURS  # noqa: E402
-from vsgd.bench.compare.runs import Job, wanted  # noqa: E402
-from vsgd.bench.compare.stress import CHANGES, STRESSED, stress_workloads  # noqa: E402
-from vsgd.bench.compare.train import train  # noqa: E402
-from vsgd.cli import main  # noqa: E402
+from vsgd.bench.compare.ours import ABLATIONS, OURS
+from vsgd.bench.compare.runs import Job, wanted
+from vsgd.bench.compare.stress import CHANGES, STRESSED, stress_workloads
+from vsgd.bench.compare.train import train
+from vsgd.cli import main
 
 HARDER = {workload.name: workload for workload in stress_workloads()}
 BUNDLED = [name for name, workload in HARDER.items() if not workload.files]

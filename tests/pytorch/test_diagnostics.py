@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from closures import closure_of
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from closures import closure_of  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch import VSGD, TensorBoard, plot  # noqa: E402
+from vsgd.torch import VSGD, TensorBoard, plot
 
 SIGMA, DISTANCE = 3.0, 0.5
 
@@ -45,7 +43,9 @@ def trained(make, rows: int = 8, steps: int = 400):
 
 
 @pytest.mark.parametrize(
-    ("make", "per_sample"), [(lambda m: VSGD(m.parameters()), 8), (lambda m: VSGD(m.parameters(), per_sample=m), 1)], ids=["minibatch", "samples"]
+    ("make", "per_sample"),
+    [(lambda m: VSGD(m.parameters()), 8), (lambda m: VSGD(m.parameters(), per_sample=m), 1)],
+    ids=["minibatch", "samples"],
 )
 def test_the_noise_scale_is_that_of_the_data(make, per_sample):
     """σ²/distance² samples; a minibatch of 8 as one sample has an eighth of the noise."""

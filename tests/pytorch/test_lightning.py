@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
 
-torch = pytest.importorskip("torch")
+from vsgd.torch import VSGD
+
 lightning = pytest.importorskip("lightning.pytorch")
-
-import torch.nn.functional as F  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch import VSGD  # noqa: E402
 
 
 class Digits(lightning.LightningModule):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd import NETWORKS, PAPER  # noqa: E402
-from vsgd.torch import VSGD  # noqa: E402
+from vsgd import NETWORKS, PAPER
+from vsgd.torch import VSGD
 
 X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
 Y = X[:, :3].argmax(1)

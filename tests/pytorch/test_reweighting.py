@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
-
-import vsgd  # noqa: E402
-from vsgd.reweight import effective_count, sample_weights  # noqa: E402
-from vsgd.torch import VSGD  # noqa: E402
-from vsgd.torch.samples import Recorder  # noqa: E402
+import vsgd
+from vsgd.reweight import effective_count, sample_weights
+from vsgd.torch import VSGD
+from vsgd.torch.samples import Recorder
 
 ROWS = 6
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from expansion import assert_sums_match, by_loop, shift, sums_of
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from expansion import assert_sums_match, by_loop, shift, sums_of  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch.samples import Recorder, RowSums, SampleError  # noqa: E402
+from vsgd.torch.samples import Recorder, RowSums, SampleError
 
 INDEX = torch.tensor([[1, 1, 4], [4, 0, 0], [2, 1, 4], [0, 0, 0]])
 TOUCHED_BY = [2, 2, 1, 0, 3, 0]

@@ -6,13 +6,11 @@ import gc
 import weakref
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch.samples import Recorder, SampleError  # noqa: E402
+from vsgd.torch.samples import Recorder, SampleError
 
 
 def mlp():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from vsgd.torch.samples.products import DEPTH, WIDTH, summed_products  # noqa: E402
-from vsgd.torch.samples.reduce import products, tiles  # noqa: E402
-from vsgd.torch.samples.terms import Outer  # noqa: E402
+from vsgd.torch.samples.products import DEPTH, WIDTH, summed_products
+from vsgd.torch.samples.reduce import products, tiles
+from vsgd.torch.samples.terms import Outer
 
 
 def factors(samples, rows, columns, dtype, zeros=0.5):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from expansion import assert_sums_match, by_vmap
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from expansion import assert_sums_match, by_vmap  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch.samples import Recorder, reduce  # noqa: E402
+from vsgd.torch.samples import Recorder, reduce
 
 
 def label(value):

@@ -6,14 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import torch.nn.functional as F
+from expansion import assert_sums_match, by_loop, by_vmap, shift, sums_of
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from expansion import assert_sums_match, by_loop, by_vmap, shift, sums_of  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch.samples import Recorder, reduce  # noqa: E402
+from vsgd.torch.samples import Recorder, reduce
 
 WORDS, WIDTH, BATCH, LENGTH = 11, 8, 5, 4
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
-torch = pytest.importorskip("torch")
+from vsgd.torch.samples import Recorder
+
 opacus = pytest.importorskip("opacus")
-
-import torch.nn.functional as F  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch.samples import Recorder  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 

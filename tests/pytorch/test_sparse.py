@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-import vsgd  # noqa: E402
-from vsgd.torch import VSGD  # noqa: E402
+import vsgd
+from vsgd.torch import VSGD
 
 ROWS, WIDTH = 9, 3
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
+import torch.nn.functional as F
+from closures import closure_of
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from closures import closure_of  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd import NETWORKS, PAPER  # noqa: E402
-from vsgd.torch import VSGD  # noqa: E402
+from vsgd import NETWORKS, PAPER
+from vsgd.torch import VSGD
 
 BOTH = pytest.mark.parametrize("algorithm", [PAPER, NETWORKS], ids=["paper", "networks"])
 STEPS = 16

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
+import torch.nn.functional as F
+from closures import closure_of
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from closures import closure_of  # noqa: E402
-from torch import nn  # noqa: E402
-
-from vsgd.torch import VSGD  # noqa: E402
+from vsgd.torch import VSGD
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
 Y = X[:, :3].argmax(dim=1)
@@ -66,7 +64,9 @@ def test_running_statistics_are_updated_once(compiled):
     assert model[1].num_batches_tracked == 1
 
 
-@pytest.mark.parametrize("make", [lambda m: VSGD(m.parameters()), lambda m: VSGD(m.parameters(), per_sample=m)], ids=["minibatch", "samples"])
+@pytest.mark.parametrize(
+    "make", [lambda m: VSGD(m.parameters()), lambda m: VSGD(m.parameters(), per_sample=m)], ids=["minibatch", "samples"]
+)
 def test_a_scaled_loss_gives_the_same_training(make):
     results = []
     for enabled in (False, True):

@@ -33,7 +33,7 @@ NOT_REPEATABLE = (
 
 FORWARD_OUTSIDE = (
     "the closure must run the forward pass itself: it is called a second time with probed parameters, and a loss that "
-    "was computed before the step does not depend on them. Move `loss = ...` into the closure; retain_graph is no remedy."
+    "was computed before the step does not depend on them. Move `loss = ...` into the closure; no retain_graph."
 )
 
 # the hook below is meant to fire for a compiled module as well as for its parts
@@ -60,6 +60,41 @@ def check_loss(loss: Any) -> None:
         raise TypeError(f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor")
     if loss.numel() != 1:
         raise ValueError(f"the closure returned a loss of shape {tuple(loss.shape)}; take its mean or sum")
+
+
+class Evaluation(NamedTuple):
+    """What one call of a closure gave."""
+
+    loss: Tensor
+    grads: dict[Tensor, Tensor]
+    """The gradient of each parameter that has one, unscaled."""
+    recording: Any
+
+
+def check_repeatable(first: Evaluation, again: Evaluation) -> None:
+    """Two evaluations at the same weights must agree, up to the rounding of parallel sums."""
+    loss, other = float(first.loss), float(again.loss)
+    if not abs(loss - other) <= 1e-3 * abs(loss) + 1e-12:
+        raise RuntimeError(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
+    if first.grads.keys() != again.grads.keys():
+        raise RuntimeError(NOT_REPEATABLE.format(what="gradient", values="other parameters have one"))
+    for parameter, grad in first.grads.items():
+        here, there = (each.to_dense() if each.is_sparse else each for each in (grad, again.grads[parameter]))
+        off, size = float((here - there).norm()), float(here.norm())
+        tolerance = 0.1 if parameter.dtype in (torch.float16, torch.bfloat16) else 0.01
+        if not off <= tolerance * size + 1e-12:
+            raise RuntimeError(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
+
+
+def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
+    """Where neither loss nor gradient changes at all, the closure did not use the probed parameters."""
+
+    def values(evaluation: Evaluation) -> list[Tensor]:
+        return [grad.coalesce().values() if grad.is_sparse else grad for grad in evaluation.grads.values()]
+
+    same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
+    if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
+        raise RuntimeError(FORWARD_OUTSIDE)
 
 
 class SavedBuffer(NamedTuple):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vsgd.core import variance
-from vsgd.torch.engine import Block, rates, state_of
+from vsgd.torch.engine import rates, state_of
+from vsgd.torch.storage import block_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,38 +66,37 @@ class Diagnosis(NamedTuple):
         return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
 
 
-def diagnose(blocks: list[tuple[str, Block, dict[str, Any]]], outliers: dict[str, float], skipped: int) -> Diagnosis:
-    """Read all of it off the state; nothing is computed for this during training.
-
-    Args:
-        blocks: name, state and parameter group of every tensor, coordinates that have seen too few samples left out.
-        outliers: how many coordinates of each found the last minibatch unusual.
-        skipped: steps left out.
-    """
-    tensors, noise, signal, samples = [], 0.0, 0.0, 1.0
-    for name, block, group in blocks:
-        config, count = group["algorithm"], group["samples"]
-        state = state_of(block, block.seen)
-        rate = rates(block, count, config) * float(group["lr"])
-        sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
-        noise += float(sigma_sq.sum())
-        signal += float((state.mean.grad**2).sum())
-        samples = max(samples, count)
-        tensors.append(
-            TensorInfo(
-                name=name,
-                coordinates=len(block.theta),
-                rate=_quantiles(rate),
-                memory=_quantiles(state.memory),
-                signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
-                outliers=outliers.get(name, 0.0) / max(1, len(block.theta)),
+def diagnose(
+    groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]], outliers: dict[Tensor, Tensor]
+) -> Diagnosis:
+    """Read all of it off the state; nothing is computed for this during training."""
+    tensors, noise, signal = [], 0.0, 0.0
+    for number, group in enumerate(groups):
+        config = group["algorithm"]
+        for index, parameter in enumerate(group["params"]):
+            if not states.get(parameter):
+                continue
+            names = group.get("param_names")
+            block = block_of(parameter, states[parameter], config)
+            state = state_of(block, block.seen)
+            sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
+            noise += float(sigma_sq.sum())
+            signal += float((state.mean.grad**2).sum())
+            tensors.append(
+                TensorInfo(
+                    name=names[index] if names else f"group {number}, parameter {index}",
+                    coordinates=len(block.theta),
+                    rate=_quantiles(rates(block, group["samples"], config) * float(group["lr"])),
+                    memory=_quantiles(state.memory),
+                    signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
+                    outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),
+                )
             )
-        )
     return Diagnosis(
         tensors=tensors,
         noise_scale=noise / signal if signal > 0 else math.inf,
-        samples_per_step=samples,
-        skipped=skipped,
+        samples_per_step=max(group["samples"] for group in groups),
+        skipped=groups[0]["skipped"],
     )
 
 

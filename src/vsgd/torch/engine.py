@@ -49,7 +49,7 @@ class BatchStatistics(NamedTuple):
     """What one minibatch says about the coordinates of a block; means are over its samples."""
 
     grad: Tensor
-    count: Tensor
+    counts: Tensor
     """Samples per segment; 0 where there is no gradient."""
     probed_grad: Tensor | None = None
     """The gradient at θ + δ, if the minibatch is one sample and there was a second gradient."""
@@ -144,7 +144,7 @@ def verdict(block: Block, batch: BatchStatistics, config: Config) -> Tensor:
     usable = torch.stack([size < limit for size in sizes]).all()
     if isinstance(config, Paper):
         return torch.stack([usable, torch.zeros_like(usable)])
-    count, totals = batch.count.to(norms.device), totals_of(block)
+    count, totals = batch.counts.to(norms.device), totals_of(block)
     expected = (totals.grad_sq + (count - 1) * totals.signal) / count.clamp(min=1)
     return torch.stack([usable, (networks.is_long(norms, expected, config) & (count > 0)).any()])
 
@@ -156,7 +156,7 @@ def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Co
     """
     delta: Tensor
     if isinstance(config, Paper):
-        delta = paper.probe(state_of(block, spread(block.seen, block)), batch.grad, spread(batch.count, block), config)
+        delta = paper.probe(state_of(block, spread(block.seen, block)), batch.grad, spread(batch.counts, block), config)
         return delta
     if seeds is None:
         delta = networks.probe(spread(totals_of(block).probe_size, block), (batch.grad < 0).to(torch.int64))
@@ -182,17 +182,25 @@ def tensor_curvature(block: Block, config: Config) -> TensorCurvature:
     return networks.curvature_shrinkage(totals.curv / lengths, totals.curv_sq / lengths, rms, size, config)
 
 
+def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None, config: Config) -> bool:
+    """Are the averages of the curvature written? Only if it was measured, or where a bootstrap may end."""
+    if delta is not None or isinstance(config, Paper):
+        return True
+    return bool(((block.seen < config.bootstrap) & (batch.counts > 0)).any())
+
+
 def update(block: Block, batch: BatchStatistics, delta: Tensor | None, factors: Factors, config: Config) -> Tensor:
     """Learn from the minibatch and move all coordinates of a block, in place. Returns its outliers per segment."""
     totals = totals_of(block)
     if delta is not None:
         totals.probe_size.copy_(root_mean_squares(delta, block))
+    changed = changes_curvature(block, batch, delta, config)
     run = update_loops if block.theta.is_cpu else update_tensors
     *sums, outliers = run(block, batch, delta, tensor_curvature(block, config), factors, config)
-    active = batch.count.to(block.totals.device) > 0
-    for total, value in zip(totals, sums if delta is not None else sums[:2], strict=False):
+    active = batch.counts.to(block.totals.device) > 0
+    for total, value in zip(totals, sums if changed else sums[:2], strict=False):
         total.copy_(torch.where(active, value.to(total), total))
-    block.seen.add_(batch.count)
+    block.seen.add_(batch.counts)
     return outliers
 
 
@@ -212,7 +220,12 @@ def rates(block: Block, count: float, config: Config) -> Tensor:
 
 
 def update_loops(
-    block: Block, batch: BatchStatistics, delta: Tensor | None, tensor: TensorCurvature, factors: Factors, config: Config
+    block: Block,
+    batch: BatchStatistics,
+    delta: Tensor | None,
+    tensor: TensorCurvature,
+    factors: Factors,
+    config: Config,
 ) -> list[Tensor]:
     """Sums of v̄, ḡ², h̄^fd, v̄^fd and outliers per segment."""
     number = block.theta.numpy().dtype.type
@@ -229,15 +242,16 @@ def update_loops(
         """Numbers in the precision of the loop, so that float32 stays float32."""
         return type(values)._make(value if isinstance(value, bool) else number(value) for value in values)
 
-    weights = averaging_weights(block.seen, batch.count, config)
-    pieces = loops.pieces_of(block.lengths, tuple((batch.count > 0).tolist()))
+    weights = averaging_weights(block.seen, batch.counts, config)
+    pieces = loops.pieces_of(block.lengths, tuple((batch.counts > 0).tolist()))
     sums = np.zeros((len(pieces), loops.SUMS))
     loop = loops.update_loop(
-        type(config),
+        isinstance(config, Networks),
         block.grad.dtype == torch.bfloat16,
         block.curv.dtype == torch.bfloat16,
         several,
         delta is not None,
+        changes_curvature(block, batch, delta, config),
         block.average is not None,
         factors.weight_decay != 0,
     )
@@ -253,7 +267,7 @@ def update_loops(
         array(block.memory),
         tuple(map(array, (batch.grad, batch.grad_sq, diff, batch.diff_sq, direction))),
         array(delta),
-        torch.stack([block.seen, batch.count, weights, *tensor]).to(block.theta.dtype).numpy(),
+        torch.stack([block.seen, batch.counts, weights, *tensor]).to(block.theta.dtype).numpy(),
         typed(factors),
         typed(config),
         sums,
@@ -265,12 +279,17 @@ def update_loops(
 
 
 def update_tensors(
-    block: Block, batch: BatchStatistics, delta: Tensor | None, tensor: TensorCurvature, factors: Factors, config: Config
+    block: Block,
+    batch: BatchStatistics,
+    delta: Tensor | None,
+    tensor: TensorCurvature,
+    factors: Factors,
+    config: Config,
 ) -> list[Tensor]:
     """Sums of v̄, ḡ², h̄^fd, v̄^fd and outliers per segment."""
     device, dtype = block.theta.device, block.theta.dtype
-    weights = averaging_weights(block.seen, batch.count, config)
-    numbers = [spread(value, block) for value in (block.seen, batch.count, weights, *tensor)]
+    weights = averaging_weights(block.seen, batch.counts, config)
+    numbers = [spread(value, block) for value in (block.seen, batch.counts, weights, *tensor)]
     scalars = Factors(*(torch.as_tensor(value, dtype=dtype, device=device) for value in factors))
     values = compiled_tensors()(block, batch, delta, numbers, scalars, config)
     return [torch.stack([part.sum() for part in value.split(block.lengths)]) for value in values]

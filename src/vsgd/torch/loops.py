@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from vsgd.algorithms import networks, paper
-from vsgd.algorithms.networks import Networks, TensorCurvature, random_bit
+from vsgd.algorithms.networks import TensorCurvature, random_bit
 from vsgd.algorithms.networks import probe as probe_of_size
 from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.jit import kept
@@ -134,6 +134,7 @@ def make_update_loop(
     store_curv: Callable[..., Any],
     several: bool,
     probed: bool,
+    keeps_curv: bool,
     averaged: bool,
     decayed: bool,
 ) -> Callable[..., None]:
@@ -188,7 +189,7 @@ def make_update_loop(
                     av[i] = ema(av[i], new, weight)
                 gr[i] = store(state.mean.grad)
                 gr_sq[i] = store(state.mean.grad_sq)
-                if probed:
+                if keeps_curv:
                     cu[i] = store_curv(state.mean.curv)
                     cu_sq[i] = store_curv(state.mean.curv_sq)
                 me[i] = store(state.memory)
@@ -196,7 +197,7 @@ def make_update_loop(
                 outliers = np.int32(outliers + np.int32(info.outlier))
             sums[piece, 0] = total(gr_sq, load)
             sums[piece, 1] = total_sq(gr, load)
-            if probed:
+            if keeps_curv:
                 sums[piece, 2] = total(cu, load_curv)
                 sums[piece, 3] = total(cu_sq, load_curv)
             sums[piece, 4] = outliers
@@ -205,9 +206,8 @@ def make_update_loop(
 
 
 @functools.cache
-def update_loop(config_type: type, compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
+def update_loop(of_networks: bool, compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
     """The loop for an algorithm, the precision of its state (compact: bfloat16), and what there is in a minibatch."""
-    of_networks = config_type is Networks
     return kept(
         make_update_loop(
             networks.learn if of_networks else paper.learn,

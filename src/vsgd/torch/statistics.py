@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +23,21 @@ class SampleTotals(NamedTuple):
     """Sums over the rows of one minibatch, as `vsgd.torch.samples` takes them."""
 
     sums: dict[Tensor, SampleSums | RowSums]
-    count: int
+    samples: int
     scale: float
     """What a gradient is multiplied by to be the sum over the rows."""
     directions: dict[Tensor, Tensor]
     """Weighted sums that the step goes along, if rows are reweighted."""
-    direction_count: Any = None
+    effective: float
+    """The number of samples; with weighted sums, the one that belongs to them."""
+
+
+def counts_rows(parameter: Tensor, grad: Tensor, totals: SampleTotals | None) -> bool:
+    """Do the rows of this parameter have counts of their own?"""
+    if parameter.dim() == 0 or len(parameter) == 1:
+        return False
+    sums = None if totals is None else totals.sums.get(parameter)
+    return grad.is_sparse or isinstance(sums, RowSums) or (sums is not None and sums.count is not None)
 
 
 class RowStatistics(NamedTuple):
@@ -59,7 +68,7 @@ def of_dense(
     if probed is not None:
         check_apart(grads[0], probed[0])
         second = dense.gather([as_dense(probed[0].get(p)) for p in dense.parameters], "probed")
-    return BatchStatistics(grad=first, count=count, probed_grad=second)
+    return BatchStatistics(grad=first, counts=count, probed_grad=second)
 
 
 def check_apart(first: Grads, second: Grads) -> None:
@@ -105,9 +114,8 @@ def _gather_some(dense: Dense, grads: Grads, wanted: list[bool], name: str) -> T
 def _of_samples(dense: Dense, grads: Grads, totals: SampleTotals) -> BatchStatistics:
     """Every row of the minibatch is a sample; its sums are known without its gradient."""
     known = [totals.sums.get(p) for p in dense.parameters]
-    n = totals.count
-    effective = float(n if totals.direction_count is None else totals.direction_count)
-    count = torch.tensor([effective if p in grads else 0.0 for p in dense.parameters], dtype=torch.float64)
+    n = totals.samples
+    count = torch.tensor([totals.effective if p in grads else 0.0 for p in dense.parameters], dtype=torch.float64)
 
     def mean_of(name: str) -> Tensor | None:
         parts = [None if sums is None else getattr(sums, name) for sums in known]
@@ -181,7 +189,7 @@ def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowSt
         sums = found.sums
     else:
         sums = found
-    count = torch.full((len(rows),), float(totals.count), dtype=torch.float64, device=rows.device)
+    count = torch.full((len(rows),), float(totals.samples), dtype=torch.float64, device=rows.device)
     if sums.count is not None:
         count = sums.count.double().reshape(-1)
         if not isinstance(found, RowSums):

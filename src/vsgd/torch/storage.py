@@ -7,7 +7,7 @@ the memory of the iterates meanwhile, since a large table must not be copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -104,7 +104,9 @@ class Dense:
         self._iterates = self.views(self.block.theta)
         self._scratch: dict[str, Tensor] = {}
         # what the parameter itself holds, exactly, needs no place in a checkpoint
-        kept = [name for name in buffers if name in STATISTICS or self._coarse or buffers[name] is not self._evaluated()]
+        kept = [
+            name for name in buffers if name in STATISTICS or self._coarse or buffers[name] is not self._evaluated()
+        ]
         for k, parameter in enumerate(parameters):
             states[parameter].clear()
             states[parameter].update({name: self.views(buffers[name])[k] for name in kept})
@@ -130,16 +132,6 @@ class Dense:
         ]
         buffer = self._scratch.setdefault(name, torch.empty_like(theta))
         return torch.cat(parts, out=buffer)
-
-    def tensors(self) -> Iterator[tuple[Tensor, Block]]:
-        """Each parameter as a block of its own, once it is past the bootstrap."""
-        block = self.block
-        parts = zip(*(self.views(getattr(block, name)) for name in ("theta", *STATISTICS)), strict=True)
-        for k, (theta, *statistics) in enumerate(parts):
-            if block.seen[k] >= self.config.bootstrap:
-                flat = {name: part.reshape(-1) for name, part in zip(STATISTICS, statistics, strict=True)}
-                seen, totals, lengths = block.seen[k : k + 1], block.totals[k : k + 1], block.lengths[k : k + 1]
-                yield self.parameters[k], Block(theta.reshape(-1), None, **flat, seen=seen, totals=totals, lengths=lengths)
 
     def adopt(self) -> None:
         """Go on from weights that the user has set since the last step."""
@@ -185,13 +177,8 @@ class Table:
             else:
                 state.pop(name, None)
         self._weights: Tensor | None = None
+        self._probed: tuple[Tensor, Tensor] | None = None
         self._version: tuple[int, int] | None = None
-
-    def tensors(self) -> Iterator[tuple[Tensor, Block]]:
-        """The rows that are past the bootstrap."""
-        rows = (self.state["seen"] >= self.config.bootstrap).nonzero()[:, 0]
-        if len(rows):
-            yield self.parameter, self.rows(rows)
 
     def adopt(self) -> None:
         """Go on from weights that the user has set since the last step, unless it was through `.data`."""
@@ -208,6 +195,9 @@ class Table:
 
     def close(self) -> None:
         """Let the parameter hold the weights to evaluate."""
+        if self._probed is not None:
+            self._put(self.parameter, *self._probed)
+            self._probed = None
         if self._weights is not None:
             self.parameter.data = self._weights
             self._weights = None
@@ -250,30 +240,39 @@ class Table:
         means = [values[name].double().mean() * width for name in Totals._fields[:-1]]
         return torch.stack([*means, size.double()])
 
+    def _put(self, target: Tensor, rows: Tensor, values: Tensor) -> None:
+        target.index_copy_(0, rows, values.view(len(rows), *target.shape[1:]).to(target.dtype))
+
     def store(self, rows: Tensor, block: Block) -> None:
         """Put touched rows back."""
-
-        def put(target: Tensor, values: Tensor) -> None:
-            target.index_copy_(0, rows, values.view(len(rows), *target.shape[1:]).to(target.dtype))
-
-        self.move_to(rows, block.theta)
-        for name in STATISTICS:
-            put(self.state[name], getattr(block, name))
-        put(self.state["seen"], block.seen)
+        self._put(self.parameter, rows, block.theta)
+        self._probed = None
+        for name in (*STATISTICS, "seen"):
+            self._put(self.state[name], rows, getattr(block, name))
         if block.average is not None:
-            if "average" in self.state:
-                put(self.state["average"], block.average)
             assert self._weights is not None
-            put(self._weights, block.average)
+            for target in {id(t): t for t in (self._weights, self._average()) if t is not None}.values():
+                self._put(target, rows, block.average)
 
-    def move_to(self, rows: Tensor, theta: Tensor) -> Tensor:
+    def move_to(self, rows: Tensor, block: Block, point: Tensor) -> Tensor:
         """Let rows of the parameter hold other values, rounded to its precision. Returns what they hold now."""
-        values = theta.view(len(rows), *self.parameter.shape[1:]).to(self.parameter.dtype)
-        self.parameter.index_copy_(0, rows, values)
-        return values.to(theta.dtype).reshape(-1)
+        self._probed = rows, block.theta.clone()
+        self._put(self.parameter, rows, point)
+        return self.parameter.detach().index_select(0, rows).to(point.dtype).reshape(-1)
 
 
 Storage = Dense | Table
+
+
+def block_of(parameter: Tensor, state: ParamState, config: Config) -> Block:
+    """Copies of what has seen enough samples to learn: all of a dense parameter or nothing, some rows of a table."""
+    rows = (state["seen"].to(parameter.device) >= config.bootstrap).nonzero()[:, 0]
+    if is_table(state):
+        return Table(parameter, {parameter: dict(state)}, config).rows(rows)
+    statistics = {name: state[name].reshape(-1)[: len(rows) * parameter.numel()] for name in STATISTICS}
+    theta = parameter.detach().to(precision(parameter.dtype)).reshape(-1)[: len(rows) * parameter.numel()]
+    totals, lengths = state["totals"][None][: len(rows)], (parameter.numel(),) * len(rows)
+    return Block(theta, None, **statistics, seen=state["seen"][: len(rows)], totals=totals, lengths=lengths)
 
 
 def signature(parameters: Sequence[Tensor]) -> list[Any]:
@@ -299,3 +298,40 @@ def check_state(state: ParamState, parameter: Tensor, name: Any) -> None:
                 f"the state is of another model: {key!r} of parameter {name} has shape {found}, "
                 f"it must be {' or '.join(map(str, allowed)) or 'absent'}. Nothing was loaded."
             )
+
+
+def arranged(
+    present: list[tuple[dict[str, Any], Storage]],
+    groups: list[dict[str, Any]],
+    states: dict[Tensor, ParamState],
+    compact: bool,
+) -> list[tuple[dict[str, Any], Storage]]:
+    """Storages for all parameters that have state: those that are `present`, if they still fit, or new ones."""
+    wanted = []
+    for group in groups:
+        sets: dict[Any, list[Tensor]] = {}
+        for parameter in group["params"]:
+            if states.get(parameter):
+                check_shape(states[parameter], parameter)
+                apart = is_table(states[parameter]) or parameter.numel() >= LARGE
+                sets.setdefault(parameter if apart else (parameter.device, parameter.dtype), []).append(parameter)
+        wanted += [(group, parameters) for parameters in sets.values()]
+    fits = [(id(group), storage.config, storage.signature) for group, storage in present]
+    if fits == [(id(group), group["algorithm"], signature(parameters)) for group, parameters in wanted]:
+        return present
+
+    def storage_of(parameters: list[Tensor], config: Config) -> Storage:
+        if is_table(states[parameters[0]]):
+            return Table(parameters[0], states, config)
+        return Dense(parameters, states, config, compact)
+
+    return [(group, storage_of(parameters, group["algorithm"])) for group, parameters in wanted]
+
+
+def check_shape(state: ParamState, parameter: Tensor) -> None:
+    shape = state["grad"].shape
+    if shape != parameter.shape:
+        raise ValueError(
+            f"a parameter changed its shape from {tuple(shape)} to {tuple(parameter.shape)} after it began to learn; "
+            "make a new VSGD for the new parameters"
+        )

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from vsgd import NETWORKS, PAPER, Networks, Paper
 from vsgd.bench.compare.methods import Method, trainable
-from vsgd.options import NETWORKS, PAPER, Options
 from vsgd.torch import VSGD
 
 OURS = "vsgd"
@@ -18,12 +18,12 @@ def default(model: nn.Module, _: None, updates: int) -> Any:
     return VSGD(trainable(model))
 
 
-def with_options(options: Options, model: nn.Module, _: None, updates: int) -> Any:
-    return VSGD(trainable(model), options=options)
+def with_algorithm(algorithm: Networks | Paper, model: nn.Module, _: None, updates: int) -> Any:
+    return VSGD(trainable(model), algorithm=algorithm)
 
 
-def _variant(name: str, title: str, options: Options, note: str) -> Method:
-    return DEFAULT._replace(name=name, title=title, make=partial(with_options, options), note=note)
+def _variant(name: str, title: str, algorithm: Networks | Paper, note: str) -> Method:
+    return DEFAULT._replace(name=name, title=title, make=partial(with_algorithm, algorithm), note=note)
 
 
 def _without(name: str, title: str, **changes: Any) -> Method:
@@ -32,16 +32,15 @@ def _without(name: str, title: str, **changes: Any) -> Method:
 
 
 DEFAULT = Method(OURS, "vSGD", default, "`VSGD(model.parameters())`", package="vsgd", module="vsgd", sparse=True)
-AS_PUBLISHED = _variant("vsgd-paper", "vSGD, paper", PAPER, "`VSGD(model.parameters(), options=PAPER)`")
+AS_PUBLISHED = _variant("vsgd-paper", "vSGD, paper", PAPER, "`VSGD(model.parameters(), algorithm=PAPER)`")
 
 ABLATIONS = (
     DEFAULT,
-    _without("shift", "shift δ = ḡ", tensor_probe=0.0, epsilon=PAPER.epsilon),
-    _without("memory", "memory not limited", memory_limit=0.0),
-    _without("slow-start", "no slow start", slow_start=1.0),
-    _without("neighbours", "curvature each for itself", neighbours=0.0),
-    _without("every", "curvature at every step", curvature_every=1.0),
+    _without("memory", "memory not capped", min_memory_cap=1e6),
+    _without("inflation", "no variance inflation", variance_inflation=1.0),
+    _without("shrinkage", "curvature each for itself", shrinkage=0.0),
+    _without("interval", "a second gradient at every step", probe_interval=1.0),
     _without("average", "no averaging", average_iterates=False),
     _without("bootstrap", "bootstrap of 10", bootstrap=10.0),
-    _without("outliers", "outliers not detected", detect_outliers=False),
+    _without("outliers", "outliers not detected", outlier_sigmas=1e6),
 )

@@ -75,6 +75,16 @@ def is_outlier(mean: Moments, batch: Moments, sigmas: Array, variance_floor: Arr
     return (grad_off * grad_off > sigmas * sigmas * grad_var) | (curv_off * curv_off > sigmas * sigmas * curv_var)
 
 
+def larger(a: Array, b: Array) -> Array:
+    """The larger of two numbers."""
+    return a + (b > a) * (b - a)
+
+
+def clip(value: Array, limit: Array) -> Array:
+    """The value, or ± limit if it is further from zero."""
+    return value + (value > limit) * (limit - value) - (value < -limit) * (limit + value)
+
+
 def ema(mean: Array, value: Array, weight: Array) -> Array:
     """The moving average after `value` has entered it with `weight`."""
     return mean + weight * (value - mean)
@@ -112,14 +122,19 @@ def curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
     return abs((grad - probed_grad) / delta)
 
 
-def measured_curvature(mean: Moments, diff_abs: Array, diff_sq: Array, delta: Array) -> tuple[Array, Array]:
-    """Mean h^fd and its mean square over samples, from |∇_θ − ∇_{θ+δ}| and its square.
+def signed_curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
+    """(∇_{θ+δ} − ∇_θ) / δ of one sample, which may be negative."""
+    return (probed_grad - grad) / delta
+
+
+def measured_curvature(mean: Moments, diff: Array, diff_sq: Array, delta: Array) -> tuple[Array, Array]:
+    """Mean h^fd and its mean square over samples, from the mean of ∇_{θ+δ} − ∇_θ, or of its size, and of its square.
 
     Where δ vanished in the precision of the parameter nothing was measured, and the averages so far stand in.
     """
     vanished = delta == 0
-    inverse = (delta != 0) / (abs(delta) + vanished)
-    return diff_abs * inverse + vanished * mean.curv, diff_sq * inverse * inverse + vanished * mean.curv_sq
+    inverse = (delta != 0) / (delta + vanished)
+    return diff * inverse + vanished * mean.curv, diff_sq * inverse * inverse + vanished * mean.curv_sq
 
 
 def descend(theta: Array, step: Array, decay: Array) -> Array:

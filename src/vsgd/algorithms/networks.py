@@ -1,14 +1,18 @@
 """The default for networks: the paper's update, and the points in which the default differs from it, in order.
 
-1. The probe moves all coordinates of a tensor by the same distance, a fraction of the tensor's RMS: `probe_size`.
-2. The memory τ has a cap: `core.within_cap`.
-3. Second moments are inflated at the end of the bootstrap (the slow start of the 2012 paper): `inflate_second_moments`.
-4. Curvature is shrunk towards the mean of the tensor: `curvature_shrinkage`.
-5. A second gradient is taken in some steps only: `probe_due` and `is_long`.
-6. The weights to evaluate are an average of the iterates: `averaging_weight`.
-7. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
+1. The probe moves all coordinates of a tensor by the same distance, a fraction of its length scale: `probe_size`.
+2. A second gradient is taken in some steps only: `probe_due`, `is_long`.
+3. The memory τ has a cap: `core.within_cap`.
+4. Second moments are inflated at the end of the bootstrap (the slow start of the 2012 paper): `inflate_second_moments`.
+5. Curvature is the mean of signed differences plus the standard error of that mean, where coordinates are decoupled;
+   elsewhere it is the paper's, shrunk towards the mean of the tensor: `rate`.
+6. No coordinate steps much further than the probe has looked: `limited_step`.
+7. The weights to evaluate are an average of the iterates that reaches back as far as that helps: `averaging`.
+8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
 
-No constant has the unit of the loss. `docs/algorithm.md` explains each point.
+Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
+`vsgd.torch.basis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
+`docs/algorithm.md` explains each point.
 """
 
 from __future__ import annotations
@@ -21,9 +25,10 @@ from vsgd.core import (
     Info,
     Moments,
     bootstrap_weight,
-    descend,
+    clip,
     ema,
     is_outlier,
+    larger,
     shorten_memory,
     signal_fraction,
     update_moments,
@@ -34,7 +39,7 @@ from vsgd.core import (
 from vsgd.core import State as CoreState
 
 
-@checked(memory=1, min_memory_cap=1, probe_interval=1, variance_inflation=1, probe_scale=1e-6)
+@checked(memory=1, min_memory_cap=1, probe_interval=1, variance_inflation=1, probe_scale=1e-6, min_window=1)
 class Networks(NamedTuple):
     """The constants of the default for networks. None is meant to be tuned per problem.
 
@@ -45,13 +50,16 @@ class Networks(NamedTuple):
         outlier_sigmas: a minibatch this many standard deviations off is an outlier; so is a gradient this many times
             as long as usual.
         variance_floor: a variance below this fraction of the mean square is rounding.
-        probe_scale: |δ| as a fraction of the RMS of its tensor.
-        min_rms: a tensor closer to zero than this is probed as if its RMS were this.
+        probe_scale: |δ| as a fraction of the length scale of its tensor.
+        min_rms: the length scale where all parameters are zero.
+        probe_interval: a second gradient is taken in every so many steps, and where the first is unusually long.
         min_memory_cap: τ grows no further than the larger of this and √(samples seen).
         variance_inflation: v̄ and v̄^fd are multiplied by this at the end of the bootstrap.
         shrinkage: weight with which the mean curvature of a tensor enters that of each of its coordinates.
-        probe_interval: a second gradient is taken in every so many steps, and where the first is unusually long.
+        step_limit: a coordinate steps no further than this many probes.
+        min_window: the average of the iterates reaches back at least this many steps.
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
+        eigenbasis: whether coordinates are decoupled where that is cheap.
     """
 
     epsilon: float = 1e-36
@@ -61,34 +69,52 @@ class Networks(NamedTuple):
     variance_floor: float = 1e-6
     probe_scale: float = 0.03
     min_rms: float = 1e-3
+    probe_interval: float = 10.0
     min_memory_cap: float = 10.0
     variance_inflation: float = 10.0
     shrinkage: float = 1e-3
-    probe_interval: float = 4.0
+    step_limit: float = 3.0
+    min_window: float = 5.0
     average_iterates: bool = True
+    eigenbasis: bool = True
 
 
 NETWORKS = Networks()
 """The default of `vsgd.torch`."""
 
 
-class TensorCurvature(NamedTuple):
-    """What the mean curvature of a tensor, h̄^fd and v̄^fd, adds to that of each of its coordinates."""
+class TensorContext(NamedTuple):
+    """What a coordinate is told of its tensor."""
 
     curv: Array
+    """Added to its curvature, as is `curv_sq` to v̄^fd: a small part of the mean over the tensor."""
     curv_sq: Array
+    step_limit: Array
+
+
+class Averaging(NamedTuple):
+    """How far back the average of the iterates reaches, and whether that has paid off."""
+
+    window: Array
+    """In steps: a new iterate enters with weight 1/window."""
+    advantage: Array
+    """Moving average of what the average of the iterates is better by than the newest, f(θ) − f(θ̄)."""
 
 
 class State(NamedTuple):
-    """`core.State`, and the average of the iterates."""
+    """`core.State`, the average θ̄ of the iterates, and the length scale of a tensor of one coordinate."""
 
     inner: CoreState
     average: Array
+    averaging: Averaging
+    scale: Array
 
 
 def init(theta: Array, config: Networks = NETWORKS) -> State:
-    """The state before the first sample, shaped like `theta`."""
-    return State(inner=zero_state(theta, config.memory), average=theta)
+    """The state before the first sample, shaped like `theta`; each entry is a tensor of its own."""
+    zero = abs(theta - theta)
+    inner = zero_state(theta, config.memory)
+    return State(inner, theta, Averaging(zero + config.min_window, zero), length_scale(zero, theta, config))
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------
@@ -97,13 +123,18 @@ MULTIPLIER = 0x2545F4914F6CDD1D
 """Odd, with bits well spread: multiplying by it mixes those of a number."""
 
 
-def probe_size(rms: Array, config: Networks = NETWORKS) -> Array:
-    """|δ| for all coordinates of a tensor: a fraction of the root mean square of its values.
+def length_scale(before: Array, rms: Array, config: Networks = NETWORKS) -> Array:
+    """The largest RMS that a tensor has had. If it fell, a tensor that is right to be zero would stop learning."""
+    return larger(larger(before, abs(rms)), (before == 0) * (rms == 0) * config.min_rms)
+
+
+def probe_size(scale: Array, config: Networks = NETWORKS) -> Array:
+    """|δ| for all coordinates of a tensor.
 
     If one coordinate moved less than the others, what they change of its gradient, divided by its own small offset,
     would be taken for curvature.
     """
-    return config.probe_scale * ((rms >= config.min_rms) * rms + (rms < config.min_rms) * config.min_rms)
+    return config.probe_scale * scale
 
 
 def random_bit(index: Array, seed: Array) -> Array:
@@ -139,21 +170,37 @@ def noise(mean: Moments, config: Networks) -> Array:
     return variance(mean.grad, mean.grad_sq) + config.epsilon
 
 
-def curvature_shrinkage(
+def context(
     mean_curv: Array, mean_curv_sq: Array, grad_rms: Array, size: Array, config: Networks = NETWORKS
-) -> TensorCurvature:
-    """What the curvature of a coordinate is shrunk towards, given the means over its tensor.
+) -> TensorContext:
+    """What coordinates are told, given means over their tensor of |h̄^fd| and v̄^fd.
 
-    Where no coordinate has seen any, |ḡ|/|δ| stands in, so that a step is no longer than the probe.
+    Where no coordinate has seen any curvature, |ḡ|/|δ| stands in, so that a step is no longer than the probe.
     """
     unseen = (mean_curv == 0) * (grad_rms / size)
-    return TensorCurvature(config.shrinkage * (mean_curv + unseen), config.shrinkage * (mean_curv_sq + unseen * unseen))
+    return TensorContext(
+        curv=config.shrinkage * mean_curv + unseen,
+        curv_sq=config.shrinkage * mean_curv_sq + unseen * unseen,
+        step_limit=config.step_limit * size,
+    )
 
 
-def rate(mean: Moments, count: Array, config: Networks, tensor: TensorCurvature) -> Array:
-    """η*, the optimal rate for the mean gradient over `count` samples (eq. 3), with the curvature of section 5.2."""
+def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: TensorContext, decoupled: bool) -> Array:
+    """η*, the optimal rate for the mean gradient over `count` samples (eq. 3).
+
+    In decoupled coordinates what others change of a gradient averages out of h̄^fd but not of v̄^fd, so the curvature is
+    |h̄^fd| plus the standard error of that mean. Elsewhere those changes matter, and it is v̄^fd / h̄^fd (section 5.2).
+    """
     fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
+    if decoupled:
+        error = (variance(mean.curv, mean.curv_sq) / (count * memory)) ** 0.5
+        return fraction / (abs(mean.curv) + error + tensor.curv + config.epsilon)
     return fraction * (mean.curv + tensor.curv) / (mean.curv_sq + tensor.curv_sq + config.epsilon)
+
+
+def limited_step(step: Array, tensor: TensorContext) -> Array:
+    """A step no longer than its limit: the curvature is unknown beyond what the probe has seen."""
+    return clip(step, tensor.step_limit)
 
 
 def inflate_second_moments(mean: Moments, ended: Array, config: Networks) -> Moments:
@@ -170,7 +217,7 @@ def inflate_second_moments(mean: Moments, ended: Array, config: Networks) -> Mom
 
 
 def learn(
-    state: CoreState, batch: Moments, count: Array, config: Networks, tensor: TensorCurvature
+    state: CoreState, batch: Moments, count: Array, config: Networks, tensor: TensorContext, decoupled: bool
 ) -> tuple[CoreState, Info]:
     """The statistics after a minibatch, and the rates that follow from them. Where `count` is 0 nothing changes."""
     learning = (count > 0) & (state.seen >= config.bootstrap)
@@ -179,26 +226,41 @@ def learn(
     memory = state.memory + (outlier & within_cap(state.memory + outlier, seen, config.min_memory_cap))
     mean = update_moments(state.mean, batch, learning / memory + bootstrap_weight(state.seen, count, config.bootstrap))
     mean = inflate_second_moments(mean, (state.seen < config.bootstrap) & (seen >= config.bootstrap), config)
-    eta = learning * rate(mean, count, config, tensor)
+    eta = learning * rate(mean, memory, count + (count == 0), config, tensor, decoupled)
     memory = shorten_memory(memory, signal_fraction(mean.grad * mean.grad, noise(mean, config)), learning)
     memory = memory + (learning & within_cap(memory + learning, seen, config.min_memory_cap))
     return CoreState(mean, memory, seen), Info(rate=eta, outlier=outlier)
 
 
-def averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS) -> Array:
-    """1/√t, the weight with which the t-th iterate enters the average, if t of them had `count` samples each."""
+def row_averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS) -> Array:
+    """For a row of a table, which comes and goes: its t-th iterate enters its average with weight 1/√t."""
     earlier = (seen > config.bootstrap) * (seen - config.bootstrap)
     return (count / (earlier + count + (count == 0))) ** 0.5
 
 
-def update(
-    theta: Array, state: State, batch: Moments, count: Array, config: Networks, tensor: TensorCurvature
-) -> tuple[Array, State, Info]:
-    """One step: learn from the minibatch, descend, average the iterates."""
-    inner, info = learn(state.inner, batch, count, config, tensor)
-    theta = descend(theta, info.rate * batch.grad, 0 * count)
-    average = ema(state.average, theta, averaging_weight(state.inner.seen, count, config))
-    return theta, State(inner, average), info
+def averaging(state: Averaging, gain: Array, config: Networks = NETWORKS) -> Averaging:
+    """After a step: reach further back as long as the average of the iterates has been better than the newest one.
+
+    `gain` is f(θ) − f(θ̄) to second order, ∇·(θ − θ̄) − ½ (θ−θ̄)ᵀ|H|(θ−θ̄), over all coordinates. Without noise it is
+    negative, and the window stays short; in stationary noise the window grows with time; under drift it shrinks again.
+    """
+    least = config.min_window + 0 * state.window
+    better = ema(state.advantage, gain, 1 / larger(state.window, least + least))
+    window = state.window + ((better > 0) * 1.0 - (better <= 0) * 1.0) / 2
+    return Averaging(larger(window, least), better)
+
+
+def update(theta: Array, state: State, batch: Moments, count: Array, config: Networks) -> tuple[Array, State, Info]:
+    """One step of a tensor of one coordinate, whose batch has its averages so far where it was not probed."""
+    mean = state.inner.mean
+    tensor = context(abs(mean.curv), mean.curv_sq, abs(mean.grad), probe_size(state.scale, config), config)
+    inner, info = learn(state.inner, batch, count, config, tensor, True)
+    off = theta - state.average
+    window = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), config)
+    theta = theta - limited_step(info.rate * batch.grad, tensor)
+    started = inner.seen > config.bootstrap
+    average = ema(state.average, theta, started / state.averaging.window + (started == 0))
+    return theta, State(inner, average, window, length_scale(state.scale, theta, config)), info
 
 
 def evaluation_point(theta: Array, state: State) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 from vsgd.algorithms import networks, paper
 from vsgd.core import Array, Moments, State
 
-NO_CURVATURE, SAMPLE_CURVATURE, FINITE_DIFFERENCES = range(3)
+NO_CURVATURE, SAMPLE_CURVATURE, FINITE_DIFFERENCES, SIGNED_DIFFERENCES = range(4)
 
 EPSILON = 1e-8
 
@@ -168,7 +168,7 @@ def vsgd(config: paper.Paper = paper.VSGD_2012) -> Algorithm:
 def networks_probe(
     theta: Array, state: networks.State, grad: Array, count: Array, t: int, params: networks.Networks
 ) -> Array:
-    return networks.probe(networks.probe_size(abs(theta), params), networks.random_bit(np.int64(t), np.int64(0)))
+    return networks.probe(networks.probe_size(state.scale, params), networks.random_bit(np.int64(t), np.int64(0)))
 
 
 def networks_update(
@@ -183,9 +183,7 @@ def networks_update(
         curv=mean.curv + due * (batch.curv - mean.curv),
         curv_sq=mean.curv_sq + due * (batch.curv_sq - mean.curv_sq),
     )
-    size = networks.probe_size(abs(theta), params)
-    tensor = networks.curvature_shrinkage(mean.curv, mean.curv_sq, abs(mean.grad), size, params)
-    theta, state, info = networks.update(theta, state, batch, count, params, tensor)
+    theta, state, info = networks.update(theta, state, batch, count, params)
     return theta, state, info.rate
 
 
@@ -196,7 +194,7 @@ def vsgd_networks(config: networks.Networks = networks.NETWORKS) -> Algorithm:
         config,
         networks.init,
         networks_update,
-        FINITE_DIFFERENCES,
+        SIGNED_DIFFERENCES,
         networks_probe,
         config.bootstrap,
         networks.evaluation_point,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.bench.baselines import FINITE_DIFFERENCES, NO_CURVATURE, SAMPLE_CURVATURE, Algorithm
+from vsgd.bench.baselines import FINITE_DIFFERENCES, NO_CURVATURE, SAMPLE_CURVATURE, SIGNED_DIFFERENCES, Algorithm
 from vsgd.bench.problems import Elementary, Problem
 from vsgd.bench.problems import curvature as problem_curvature
 from vsgd.bench.problems import gradient as problem_gradient
-from vsgd.core import Moments, curvature
+from vsgd.core import Moments, curvature, signed_curvature
 from vsgd.jit import compiled
 
 START = 1.0
@@ -156,9 +156,10 @@ def _batch_moments(
     offset = theta[:, None] - sample
     grads = problem.gradient(offset)
     grad = mean(grads)
-    if algorithm.curvature == FINITE_DIFFERENCES:
+    if algorithm.curvature in (FINITE_DIFFERENCES, SIGNED_DIFFERENCES):
         delta = algorithm.probe(theta, state, grad, count, t, algorithm.params)[:, None]
-        curvs = curvature(grads, problem.gradient(offset + delta), delta)
+        measure = curvature if algorithm.curvature == FINITE_DIFFERENCES else signed_curvature
+        curvs = measure(grads, problem.gradient(offset + delta), delta)
     elif algorithm.curvature == SAMPLE_CURVATURE:
         curvs = problem.curvature(offset)
     else:
@@ -219,6 +220,8 @@ def _fused_runs(
                         offset = distance - sigma * normal[run, i, j]
                         if curvature_kind == FINITE_DIFFERENCES:
                             h = curvature(grads[j], problem_gradient(shape, scale, offset + delta), delta)
+                        elif curvature_kind == SIGNED_DIFFERENCES:
+                            h = signed_curvature(grads[j], problem_gradient(shape, scale, offset + delta), delta)
                         else:
                             h = problem_curvature(shape, scale, offset)
                         curv += h

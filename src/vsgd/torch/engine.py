@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from vsgd.algorithms import networks, paper
-from vsgd.algorithms.networks import Networks, TensorCurvature
+from vsgd.algorithms.networks import Networks, TensorContext
 from vsgd.algorithms.paper import Paper
-from vsgd.core import Moments, State, descend, ema, measured_curvature
+from vsgd.core import Info, Moments, State, descend, ema, measured_curvature
 from vsgd.jit import kept
 from vsgd.torch import loops
 
@@ -43,46 +43,49 @@ class Block(NamedTuple):
     """`Totals`, per segment."""
     lengths: tuple[int, ...]
     """Coordinates of each segment."""
+    decoupled: bool
+    """Are these coordinates in which the covariance of the gradient is nearly diagonal?"""
 
 
 class BatchStatistics(NamedTuple):
     """What one minibatch says about the coordinates of a block; means are over its samples."""
 
     grad: Tensor
+    plain_grad: Tensor
+    """The mean gradient in the parameters' own coordinates; the rest is in those of the block."""
     counts: Tensor
     """Samples per segment; 0 where there is no gradient."""
     probed_grad: Tensor | None = None
     """The gradient at θ + δ, if the minibatch is one sample and there was a second gradient."""
     grad_sq: Tensor | None = None
     """Mean square, if there are several samples."""
-    diff_abs: Tensor | None = None
-    """Mean |∇_θ − ∇_{θ+δ}|, if there are several samples and a second gradient."""
+    diff: Tensor | None = None
+    """Mean ∇_{θ+δ} − ∇_θ in decoupled coordinates, elsewhere mean |∇_{θ+δ} − ∇_θ|; several samples and a probe."""
     diff_sq: Tensor | None = None
     direction: Tensor | None = None
     """What the step goes along, if it is not the mean gradient."""
 
 
-class Factors(NamedTuple):
-    """What a user may set for a group of parameters."""
-
-    lr: Any
-    weight_decay: Any
-
-
 class Totals(NamedTuple):
-    """Numbers per segment, columns of `Block.totals`: sums over its coordinates, and |δ| of the last probe."""
+    """Numbers per segment, columns of `Block.totals`: sums over its coordinates, and more."""
 
     grad_sq: Tensor
     """Σ v̄"""
     signal: Tensor
     """Σ ḡ²"""
     curv: Tensor
+    """Σ |h̄^fd|"""
     curv_sq: Tensor
     probe_size: Tensor
+    scale: Tensor
+    """The largest RMS that the segment has had."""
 
 
 LEAST_PROBE = 1e-5
-"""No probe is smaller; differences of gradients will be divided by it, and squared."""
+"""No usual probe is smaller; differences of gradients will be divided by it, and squared."""
+
+LEAST_SIZE = 1e-30
+"""Stands for the size of a probe before the first one."""
 
 
 def averages_iterates(config: Config) -> bool:
@@ -90,10 +93,27 @@ def averages_iterates(config: Config) -> bool:
     return isinstance(config, Networks) and bool(config.average_iterates)
 
 
-def averaging_weights(seen: Tensor, count: Tensor, config: Config) -> Tensor:
-    """The weight with which the new iterate enters the average, per segment."""
-    weight: Tensor = networks.averaging_weight(seen, count, config) if isinstance(config, Networks) else seen * 0 + 1
-    return weight
+# The three ways to learn that there are, with one signature.
+
+
+def learn_decoupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+    return networks.learn(state, batch, count, config, tensor, True)
+
+
+def learn_coupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+    unsigned = Moments(batch.grad, batch.grad_sq, abs(batch.curv), batch.curv_sq)
+    return networks.learn(state, unsigned, count, config, tensor, False)
+
+
+def learn_paper(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+    unsigned = Moments(batch.grad, batch.grad_sq, abs(batch.curv), batch.curv_sq)
+    return paper.learn(state, unsigned, count, config)
+
+
+def learn_of(block: Block, config: Config) -> Callable[..., tuple[State, Info]]:
+    if isinstance(config, Paper):
+        return learn_paper
+    return learn_decoupled if block.decoupled else learn_coupled
 
 
 def state_of(block: Block, seen: Tensor) -> State:
@@ -117,6 +137,10 @@ def lengths_of(block: Block) -> Tensor:
     return torch.tensor(block.lengths, dtype=torch.float64, device=block.totals.device)
 
 
+def all_pieces(block: Block) -> Any:
+    return loops.pieces_of(block.lengths, (True,) * len(block.lengths))
+
+
 def squared_norms(values: Tensor, block: Block) -> Tensor:
     """Σ values² per segment."""
     if not values.is_cpu:
@@ -124,15 +148,12 @@ def squared_norms(values: Tensor, block: Block) -> Tensor:
     pieces = all_pieces(block)
     sums = np.zeros(len(pieces))
     loops.on_threads(kept(loops.norm_loop), pieces, values.numpy(), sums)
+    return per_segment(sums, pieces, block)
+
+
+def per_segment(sums: Any, pieces: Any, block: Block) -> Tensor:
+    """Sums over pieces as sums over segments."""
     return torch.from_numpy(np.bincount(pieces[:, 0], sums, len(block.lengths)))
-
-
-def root_mean_squares(values: Tensor, block: Block) -> Tensor:
-    return (squared_norms(values, block) / lengths_of(block)).sqrt()
-
-
-def all_pieces(block: Block) -> Any:
-    return loops.pieces_of(block.lengths, (True,) * len(block.lengths))
 
 
 def verdict(block: Block, batch: BatchStatistics, config: Config) -> Tensor:
@@ -144,42 +165,77 @@ def verdict(block: Block, batch: BatchStatistics, config: Config) -> Tensor:
     usable = torch.stack([size < limit for size in sizes]).all()
     if isinstance(config, Paper):
         return torch.stack([usable, torch.zeros_like(usable)])
-    count, totals = batch.counts.to(norms.device), totals_of(block)
-    expected = (totals.grad_sq + (count - 1) * totals.signal) / count.clamp(min=1)
-    return torch.stack([usable, (networks.is_long(norms, expected, config) & (count > 0)).any()])
+    counts, totals = batch.counts.to(norms.device), totals_of(block)
+    expected = (totals.grad_sq + (counts - 1) * totals.signal) / counts.clamp(min=1)
+    return torch.stack([usable, (networks.is_long(norms, expected, config) & (counts > 0)).any()])
+
+
+# --- the probe ----------------------------------------------------------------------------------------------------
 
 
 def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Config) -> Tensor:
     """The offset δ of every coordinate.
 
-    Rows of a table have no `seeds` of random signs: they move against their gradients, by a size that is known.
+    Rows of a table have no `seeds` of random signs: they move against their gradients.
     """
     delta: Tensor
     if isinstance(config, Paper):
         delta = paper.probe(state_of(block, spread(block.seen, block)), batch.grad, spread(batch.counts, block), config)
         return delta
+    sizes = networks.probe_size(totals_of(block).scale, config)
     if seeds is None:
-        delta = networks.probe(spread(totals_of(block).probe_size, block), (batch.grad < 0).to(torch.int64))
-        return delta
-    sizes = networks.probe_size(root_mean_squares(block.theta, block), config)
-    if block.theta.is_cpu:
+        delta = networks.probe(spread(sizes, block), (batch.grad < 0).to(torch.int64))
+    elif block.theta.is_cpu:
         delta = torch.empty_like(block.theta)
-        starts, sizes = np.cumsum([0, *block.lengths[:-1]]), sizes.to(delta.dtype).numpy()
-        loops.on_threads(kept(loops.probe_loop), all_pieces(block), delta.numpy(), starts, sizes, seeds.numpy())
-        return delta
-    places = (torch.arange(length, device=block.theta.device) for length in block.lengths)
-    bits = [networks.random_bit(place, seed) for place, seed in zip(places, seeds.tolist(), strict=True)]
-    delta = networks.probe(spread(sizes, block), torch.cat(bits))
+        starts = np.cumsum([0, *block.lengths[:-1]])
+        arrays = delta.numpy(), starts, sizes.to(delta.dtype).numpy(), seeds.numpy()
+        loops.on_threads(kept(loops.probe_loop), all_pieces(block), *arrays)
+    else:
+        places = (torch.arange(length, device=block.theta.device) for length in block.lengths)
+        bits = [networks.random_bit(place, seed) for place, seed in zip(places, seeds.tolist(), strict=True)]
+        delta = networks.probe(spread(sizes, block), torch.cat(bits))
     return delta
 
 
-def tensor_curvature(block: Block, config: Config) -> TensorCurvature:
-    """What the curvature of each coordinate is shrunk towards, per segment."""
+def context(block: Block, config: Config) -> TensorContext:
+    """What coordinates are told of their tensor, per segment. The paper's share nothing and have no limit."""
     totals, lengths = totals_of(block), lengths_of(block)
     if isinstance(config, Paper):
-        return TensorCurvature(lengths * 0, lengths * 0)
-    rms, size = (totals.signal / lengths).sqrt(), totals.probe_size.clamp(min=LEAST_PROBE)
-    return networks.curvature_shrinkage(totals.curv / lengths, totals.curv_sq / lengths, rms, size, config)
+        return TensorContext(lengths * 0, lengths * 0, lengths * 0 + torch.finfo(torch.float32).max / 4)
+    rms, size = (totals.signal / lengths).sqrt(), totals.probe_size.clamp(min=LEAST_SIZE)
+    return networks.context(totals.curv / lengths, totals.curv_sq / lengths, rms, size, config)
+
+
+def rates(block: Block, count: float, config: Config) -> Tensor:
+    """η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
+    state = state_of(block, block.seen)
+    rate: Tensor
+    if isinstance(config, Paper):
+        rate = paper.rate(state.mean, count, config)
+    else:
+        tensor = TensorContext(*(spread(part, block) for part in context(block, config)))
+        rate = networks.rate(state.mean, state.memory, count, config, tensor, block.decoupled)
+    return rate
+
+
+# --- learning: statistics and steps -------------------------------------------------------------------------------
+
+
+def learn(
+    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
+) -> tuple[Tensor, Tensor]:
+    """Learn from the minibatch. Returns the step of every coordinate and the outliers per segment."""
+    totals = totals_of(block)
+    if delta is not None:
+        totals.probe_size.copy_((squared_norms(delta, block) / lengths_of(block)).sqrt())
+    changed = changes_curvature(block, batch, delta, config)
+    run = learn_loops if block.theta.is_cpu else learn_tensors
+    steps, (*sums, outliers) = run(block, batch, delta, lr, config)
+    active = batch.counts.to(block.totals.device) > 0
+    for total, value in zip(totals, sums if changed else sums[:2], strict=False):
+        total.copy_(torch.where(active, value.to(total), total))
+    block.seen.add_(batch.counts)
+    return steps, outliers
 
 
 def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None, config: Config) -> bool:
@@ -189,45 +245,10 @@ def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None
     return bool(((block.seen < config.bootstrap) & (batch.counts > 0)).any())
 
 
-def update(block: Block, batch: BatchStatistics, delta: Tensor | None, factors: Factors, config: Config) -> Tensor:
-    """Learn from the minibatch and move all coordinates of a block, in place. Returns its outliers per segment."""
-    totals = totals_of(block)
-    if delta is not None:
-        totals.probe_size.copy_(root_mean_squares(delta, block))
-    changed = changes_curvature(block, batch, delta, config)
-    run = update_loops if block.theta.is_cpu else update_tensors
-    *sums, outliers = run(block, batch, delta, tensor_curvature(block, config), factors, config)
-    active = batch.counts.to(block.totals.device) > 0
-    for total, value in zip(totals, sums if changed else sums[:2], strict=False):
-        total.copy_(torch.where(active, value.to(total), total))
-    block.seen.add_(batch.counts)
-    return outliers
-
-
-def rates(block: Block, count: float, config: Config) -> Tensor:
-    """η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
-    mean = state_of(block, block.seen).mean
-    rate: Tensor
-    if isinstance(config, Paper):
-        rate = paper.rate(mean, count, config)
-    else:
-        tensor = TensorCurvature(*(spread(part, block) for part in tensor_curvature(block, config)))
-        rate = networks.rate(mean, count, config, tensor)
-    return rate
-
-
-# --- compiled loops -----------------------------------------------------------------------------------------------
-
-
-def update_loops(
-    block: Block,
-    batch: BatchStatistics,
-    delta: Tensor | None,
-    tensor: TensorCurvature,
-    factors: Factors,
-    config: Config,
-) -> list[Tensor]:
-    """Sums of v̄, ḡ², h̄^fd, v̄^fd and outliers per segment."""
+def learn_loops(
+    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
+) -> tuple[Tensor, list[Tensor]]:
+    """Steps, and sums of v̄, ḡ², |h̄^fd|, v̄^fd and outliers per segment, by compiled loops."""
     number = block.theta.numpy().dtype.type
     nothing = np.empty(0, number)
     several = batch.grad_sq is not None
@@ -238,98 +259,120 @@ def update_loops(
             return nothing
         return part.view(torch.int16).numpy().view(np.uint16) if part.dtype == torch.bfloat16 else part.numpy()
 
-    def typed(values: Any) -> Any:
-        """Numbers in the precision of the loop, so that float32 stays float32."""
-        return type(values)._make(value if isinstance(value, bool) else number(value) for value in values)
-
-    weights = averaging_weights(block.seen, batch.counts, config)
+    steps = torch.zeros_like(block.theta)
     pieces = loops.pieces_of(block.lengths, tuple((batch.counts > 0).tolist()))
     sums = np.zeros((len(pieces), loops.SUMS))
-    loop = loops.update_loop(
-        isinstance(config, Networks),
-        block.grad.dtype == torch.bfloat16,
-        block.curv.dtype == torch.bfloat16,
-        several,
-        delta is not None,
-        changes_curvature(block, batch, delta, config),
-        block.average is not None,
-        factors.weight_decay != 0,
-    )
-    diff = batch.diff_abs if several else batch.probed_grad
+    flags = several, delta is not None, changes_curvature(block, batch, delta, config)
+    compact = block.grad.dtype == torch.bfloat16, block.curv.dtype == torch.bfloat16
+    diff = batch.diff if several else batch.probed_grad
     direction = batch.grad if batch.direction is None else batch.direction
     loops.on_threads(
-        loop,
+        loops.learn_loop(learn_of(block, config), *compact, *flags),
         pieces,
-        array(block.theta),
-        array(block.average),
         (array(block.grad), array(block.grad_sq)),
         (array(block.curv), array(block.curv_sq)),
         array(block.memory),
         tuple(map(array, (batch.grad, batch.grad_sq, diff, batch.diff_sq, direction))),
         array(delta),
-        torch.stack([block.seen, batch.counts, weights, *tensor]).to(block.theta.dtype).numpy(),
-        typed(factors),
-        typed(config),
+        torch.stack([block.seen, batch.counts, *context(block, config)]).to(block.theta.dtype).numpy(),
+        number(lr),
+        # numbers in the precision of the loop, so that float32 stays float32
+        type(config)._make(value if isinstance(value, bool) else number(value) for value in config),
+        steps.numpy(),
         sums,
     )
-    return [torch.from_numpy(np.bincount(pieces[:, 0], column, len(block.lengths))) for column in sums.T]
+    return steps, [per_segment(column, pieces, block) for column in sums.T]
 
 
-# --- whole tensors ------------------------------------------------------------------------------------------------
-
-
-def update_tensors(
-    block: Block,
-    batch: BatchStatistics,
-    delta: Tensor | None,
-    tensor: TensorCurvature,
-    factors: Factors,
-    config: Config,
-) -> list[Tensor]:
-    """Sums of v̄, ḡ², h̄^fd, v̄^fd and outliers per segment."""
-    device, dtype = block.theta.device, block.theta.dtype
-    weights = averaging_weights(block.seen, batch.counts, config)
-    numbers = [spread(value, block) for value in (block.seen, batch.counts, weights, *tensor)]
-    scalars = Factors(*(torch.as_tensor(value, dtype=dtype, device=device) for value in factors))
-    values = compiled_tensors()(block, batch, delta, numbers, scalars, config)
-    return [torch.stack([part.sum() for part in value.split(block.lengths)]) for value in values]
+def learn_tensors(
+    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
+) -> tuple[Tensor, list[Tensor]]:
+    """The same on whole tensors, compiled by torch."""
+    numbers = [spread(value, block) for value in (block.seen, batch.counts, *context(block, config))]
+    factor = torch.as_tensor(lr, dtype=block.theta.dtype, device=block.theta.device)
+    steps, values = compiled_tensors()(block, batch, delta, numbers, factor, config)
+    return steps, [torch.stack([part.double().sum() for part in value.split(block.lengths)]) for value in values]
 
 
 @functools.cache
 def compiled_tensors() -> Callable[..., Any]:
     """Compiled once for all shapes: whatever changes from step to step comes as a tensor."""
-    return torch.compile(update_whole, dynamic=True)
+    return torch.compile(learn_whole, dynamic=True)
 
 
-def update_whole(
-    block: Block,
-    batch: BatchStatistics,
-    delta: Tensor | None,
-    numbers: list[Tensor],
-    factors: Factors,
-    config: Config,
-) -> list[Tensor]:
-    """`loops.make_update_loop` without the loop. Returns what there are sums of."""
-    seen, count, weight, curv, curv_sq = numbers
-    state = state_of(block, seen)
+def learn_whole(
+    block: Block, batch: BatchStatistics, delta: Tensor | None, numbers: list[Tensor], lr: Tensor, config: Config
+) -> tuple[Tensor, list[Tensor]]:
+    """`loops.make_learn_loop` without the loop. Returns the steps and what there are sums of."""
+    seen, count, *shared = numbers
+    state, tensor = state_of(block, seen), TensorContext(*shared)
     h, h_sq = state.mean.curv, state.mean.curv_sq
     if delta is not None:
-        if batch.probed_grad is not None:
-            diff = batch.grad - batch.probed_grad
-            h, h_sq = measured_curvature(state.mean, abs(diff), diff * diff, delta)
-        else:
-            h, h_sq = measured_curvature(state.mean, batch.diff_abs, batch.diff_sq, delta)
+        diff = batch.diff if batch.probed_grad is None else batch.probed_grad - batch.grad
+        diff_sq = batch.diff_sq if batch.probed_grad is None else diff * diff  # type: ignore[operator]
+        h, h_sq = measured_curvature(state.mean, diff, diff_sq, delta)
     moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
-    if isinstance(config, Networks):
-        new, info = networks.learn(state, moments, count, config, TensorCurvature(curv, curv_sq))
-    else:
-        new, info = paper.learn(state, moments, count, config)
-    eta = factors.lr * info.rate
+    new, info = learn_of(block, config)(state, moments, count, config, tensor)
     direction = batch.grad if batch.direction is None else batch.direction
-    theta = descend(block.theta, eta * direction, eta * factors.weight_decay)
-    block.theta.copy_(theta)
-    if block.average is not None:
-        block.average.copy_(ema(block.average, theta, weight))
+    steps = networks.limited_step(lr * info.rate * direction, tensor)
     for target, value in zip(block[2:7], (*new.mean, new.memory), strict=True):
         target.copy_(value)
-    return [new.mean.grad_sq, new.mean.grad**2, new.mean.curv, new.mean.curv_sq, info.outlier.to(theta.dtype)]
+    outliers = info.outlier.to(steps.dtype)
+    return steps, [new.mean.grad_sq, new.mean.grad**2, abs(new.mean.curv), new.mean.curv_sq, outliers]
+
+
+# --- moving -------------------------------------------------------------------------------------------------------
+
+
+def move(block: Block, grad: Tensor, steps: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
+    """θ ← (θ − step) / (1 + decay), and the average of the iterates follows with `weight`; both per segment.
+
+    Returns ∇·(θ − θ̄) per segment, before that. All in the parameters' own coordinates.
+    """
+    if not block.theta.is_cpu:
+        gains = torch.zeros_like(decay)
+        if block.average is not None:
+            products = grad * (block.theta - block.average)
+            gains = torch.stack([part.double().sum() for part in products.split(block.lengths)])
+        block.theta.copy_(descend(block.theta, steps, spread(decay, block)))
+        if block.average is not None:
+            block.average.copy_(ema(block.average, block.theta, spread(weight, block)))
+        return gains
+    pieces = all_pieces(block)
+    sums = np.zeros(len(pieces))
+    average = block.theta[:0] if block.average is None else block.average
+    segments = torch.stack([decay, weight]).to(block.theta.dtype).numpy()
+    arrays = [part.numpy() for part in (block.theta, average, steps, grad)]
+    loops.on_threads(kept(loops.move_loop), pieces, *arrays, segments, sums)
+    return per_segment(sums, pieces, block)
+
+
+def averaging_weights(block: Block, counts: Tensor, window: float, config: Config) -> Tensor:
+    """The weight with which a new iterate enters the average, per segment: all of it until the bootstrap is over."""
+    weight = torch.full_like(block.seen, 1 / window)
+    bootstrap = config.bootstrap if isinstance(config, Networks) else 0.0
+    return torch.where(block.seen - counts > bootstrap, weight, 1.0) * (counts > 0)
+
+
+def row_averaging_weights(block: Block, counts: Tensor, config: Config) -> Tensor:
+    """The same for rows of a table, each by its own age."""
+    if isinstance(config, Paper):
+        return torch.ones_like(block.seen)
+    weight: Tensor = networks.row_averaging_weight(block.seen - counts, counts, config)
+    return weight
+
+
+def weight_decay(block: Block, grad: Tensor, steps: Tensor, strength: float) -> Tensor:
+    """ηλ per segment, where η is the mean rate of the segment, each coordinate weighted by its squared gradient."""
+    if strength == 0:
+        return torch.zeros(len(block.lengths), dtype=torch.float64, device=block.totals.device)
+    along = torch.stack([part.double().sum() for part in (steps * grad).split(block.lengths)])
+    return strength * (along / squared_norms(grad, block).clamp(min=LEAST_SIZE)).clamp(min=0)
+
+
+def bend(block: Block, into: Callable[[Tensor], Tensor]) -> Tensor:
+    """½ (θ−θ̄)ᵀ |H| (θ−θ̄), in coordinates in which H is nearly diagonal; 0 if nothing is averaged."""
+    if block.average is None:
+        return torch.zeros((), dtype=torch.float64, device=block.totals.device)
+    offset = into(block.theta - block.average)
+    return (block.curv.to(offset.dtype).abs() * offset * offset).sum().double() / 2

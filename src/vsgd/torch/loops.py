@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vsgd.algorithms import networks, paper
-from vsgd.algorithms.networks import TensorCurvature, random_bit
+from vsgd.algorithms.networks import TensorContext, limited_step, random_bit
 from vsgd.algorithms.networks import probe as probe_of_size
 from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.jit import kept
@@ -96,10 +95,6 @@ def total_sq(values: Any, load: Callable[..., Any]) -> Any:
     return result
 
 
-# any order will do within a piece, and that of the processor's lanes is the fastest
-total.jit_options = total_sq.jit_options = {"fastmath": {"reassoc", "nsz"}}  # type: ignore[attr-defined]
-
-
 def norm_loop(first: int, last: int, pieces: Any, values: Any, sums: Any) -> None:
     """Squared norms of the pieces."""
     for piece in range(first, last):
@@ -116,18 +111,29 @@ def probe_loop(first: int, last: int, pieces: Any, delta: Any, starts: Any, size
             part[i] = probe_of_size(size, random_bit(offset + i, seed))
 
 
-def tensor_curvature(curv: Any, curv_sq: Any) -> Any:
-    return TensorCurvature(curv, curv_sq)
+def total_abs(values: Any, load: Callable[..., Any]) -> Any:
+    """Sum of absolute values over a piece."""
+    result = abs(load(values[0]))
+    for i in range(1, len(values)):
+        result += abs(load(values[i]))
+    return result
 
 
-def no_tensor_curvature(curv: Any, curv_sq: Any) -> Any:
-    """The paper's coordinates share nothing."""
-    return None
+def total_along(grad: Any, theta: Any, average: Any) -> Any:
+    """∇·(θ − θ̄) over a piece."""
+    result = grad[0] * (theta[0] - average[0])
+    for i in range(1, len(grad)):
+        result += grad[i] * (theta[i] - average[i])
+    return result
 
 
-def make_update_loop(
+# any order will do within a piece, and that of the processor's lanes is the fastest
+for _function in (total, total_sq, total_abs, total_along):
+    vars(_function)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
+
+
+def make_learn_loop(
     learn: Callable[..., Any],
-    shared: Callable[..., Any],
     load: Callable[..., Any],
     store: Callable[..., Any],
     load_curv: Callable[..., Any],
@@ -135,58 +141,47 @@ def make_update_loop(
     several: bool,
     probed: bool,
     keeps_curv: bool,
-    averaged: bool,
-    decayed: bool,
 ) -> Callable[..., None]:
-    """The loop of an update. All that is known beforehand is a constant of its code and costs nothing."""
+    """The loop that learns from a minibatch. All that is known beforehand is a constant of its code."""
 
-    def update_loop(
+    def learn_loop(
         first: int,
         last: int,
         pieces: Any,
-        theta: Any,
-        average: Any,
         means: Any,
         curvs: Any,
         memory: Any,
         batch: Any,
         delta: Any,
         segments: Any,
-        factors: Any,
+        lr: Any,
         config: Any,
+        steps: Any,
         sums: Any,
     ) -> None:
         for piece in range(first, last):
             segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
-            seen, weight = segments[0, segment], segments[2, segment]
+            seen = segments[0, segment]
             # one sample is said to be one, since the compiler then saves a division
             count = segments[1, segment] if several else segments.dtype.type(1)
-            tensor = shared(segments[3, segment], segments[4, segment])
+            tensor = TensorContext(segments[2, segment], segments[3, segment], segments[4, segment])
             # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
-            th, av, me, de = theta[begin:end], average[begin:end], memory[begin:end], delta[begin:end]
+            me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]
             gr, gr_sq = means[0][begin:end], means[1][begin:end]
             cu, cu_sq = curvs[0][begin:end], curvs[1][begin:end]
             b_grad, b_grad_sq, b_direction = batch[0][begin:end], batch[1][begin:end], batch[4][begin:end]
             b_diff, b_diff_sq = batch[2][begin:end], batch[3][begin:end]
             outliers = np.int32(0)
-            for i in range(len(th)):
+            for i in range(len(st)):
                 mean = Moments(load(gr[i]), load(gr_sq[i]), load_curv(cu[i]), load_curv(cu_sq[i]))
                 g = b_grad[i]
                 h, h_sq = mean.curv, mean.curv_sq
                 if probed:
-                    if several:
-                        h, h_sq = measured_curvature(mean, b_diff[i], b_diff_sq[i], de[i])
-                    else:
-                        diff = g - b_diff[i]
-                        h, h_sq = measured_curvature(mean, abs(diff), diff * diff, de[i])
+                    diff = b_diff[i] if several else b_diff[i] - g
+                    h, h_sq = measured_curvature(mean, diff, b_diff_sq[i] if several else diff * diff, de[i])
                 moments = Moments(g, b_grad_sq[i] if several else g * g, h, h_sq)
                 state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor)
-                eta = factors.lr * info.rate
-                step = eta * (b_direction[i] if several else g)
-                new = descend(th[i], step, eta * factors.weight_decay) if decayed else th[i] - step
-                th[i] = new
-                if averaged:
-                    av[i] = ema(av[i], new, weight)
+                st[i] = limited_step(lr * info.rate * (b_direction[i] if several else g), tensor)
                 gr[i] = store(state.mean.grad)
                 gr_sq[i] = store(state.mean.grad_sq)
                 if keeps_curv:
@@ -198,22 +193,31 @@ def make_update_loop(
             sums[piece, 0] = total(gr_sq, load)
             sums[piece, 1] = total_sq(gr, load)
             if keeps_curv:
-                sums[piece, 2] = total(cu, load_curv)
+                sums[piece, 2] = total_abs(cu, load_curv)
                 sums[piece, 3] = total(cu_sq, load_curv)
             sums[piece, 4] = outliers
 
-    return update_loop
+    return learn_loop
 
 
 @functools.cache
-def update_loop(of_networks: bool, compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
+def learn_loop(learn: Callable[..., Any], compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
     """The loop for an algorithm, the precision of its state (compact: bfloat16), and what there is in a minibatch."""
-    return kept(
-        make_update_loop(
-            networks.learn if of_networks else paper.learn,
-            tensor_curvature if of_networks else no_tensor_curvature,
-            *((widen, narrow) if compact else (identity, identity)),
-            *((widen, narrow) if compact_curv else (identity, identity)),
-            *flags,
-        )
-    )
+    conversions = {True: (widen, narrow), False: (identity, identity)}
+    return kept(make_learn_loop(learn, *conversions[compact], *conversions[compact_curv], *flags))
+
+
+def move_loop(
+    first: int, last: int, pieces: Any, theta: Any, average: Any, steps: Any, grad: Any, segments: Any, sums: Any
+) -> None:
+    """Descend by the steps and average the iterates. Sums are ∇·(θ − θ̄) before that."""
+    for piece in range(first, last):
+        segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
+        decay, weight = segments[0, segment], segments[1, segment]
+        th, av, st = theta[begin:end], average[begin:end], steps[begin:end]
+        if len(av):
+            sums[piece] = total_along(grad[begin:end], th, av)
+        for i in range(len(th)):
+            th[i] = descend(th[i], st[i], decay)
+        for i in range(len(av)):
+            av[i] = ema(av[i], th[i], weight)

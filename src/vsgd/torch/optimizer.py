@@ -5,18 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.torch import engine
+from vsgd.torch import basis, engine
 from vsgd.torch.closure import (
     Closure,
     Evaluation,
@@ -27,7 +28,7 @@ from vsgd.torch.closure import (
     check_repeatable,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
-from vsgd.torch.engine import BatchStatistics, Block, Config, Factors
+from vsgd.torch.engine import BatchStatistics, Block, Config
 from vsgd.torch.samples import Recorder
 from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, counts_rows, of_dense, of_table
 from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_state, is_table, new_state
@@ -121,6 +122,8 @@ class VSGD(Optimizer):
             "skipped": 0,
             "skipped_in_a_row": 0,
             "samples": 1.0,
+            "gradient_flops": 0.0,
+            "averaging": [NETWORKS.min_window, 0.0, 0.0],
         }
         super().__init__(params, defaults)
 
@@ -206,17 +209,14 @@ class VSGD(Optimizer):
         """Take gradients at θ + δ too if that is due, and update."""
         starting = not self.state
         raw = {p: p.grad for p in self._parameters()}
+        if starting:
+            self._check_closures(first, replays, scaler)
         totals = self._sample_totals(first, None, scaler, only=self._may_count_rows(first))
         self._admit(first, totals)
         work = [w for group, storage in self._storages if (w := self._work(group, storage, first, totals)) is not None]
         probing = self._probe_is_due(work)
-        if starting or not probing:  # a probe that is due anyway needs no look at the numbers first
-            probing = self._look_at(first, work, scaler) or probing
-        if starting:
-            again = [self._evaluate(replay.again, scaler, record=False) for replay in replays]
-            self._look_at(again, [w._replace(batch=self._batch(w, again, None, totals)) for w in work], scaler)
-            for each, other in zip(first, again, strict=True):
-                check_repeatable(each, other)
+        if not probing:  # a probe that is due anyway needs no look at the numbers first
+            probing = self._look_at(first, work, scaler)
         second = None
         if probing:
             work = [self._probe(w) for w in work]
@@ -234,6 +234,19 @@ class VSGD(Optimizer):
                 parameter.grad = grad if grad is None or scaler is None else grad.div_(scale_of(scaler))
         self._update(work)
 
+    def _check_closures(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
+        """In the first step: do closures repeat themselves, and how much do they compute?"""
+        with FlopCounterMode(display=False) as counter:
+            again = [self._evaluate(replay.again, scaler, record=False) for replay in replays]
+        for group in self.param_groups:
+            group["gradient_flops"] = float(counter.get_total_flops())
+        for each, other in zip(first, again, strict=True):
+            for evaluation in (each, other):
+                norms = [grad.norm() for grad in evaluation.grads.values()]
+                if not all(bool(number.isfinite()) for number in (evaluation.loss, *norms)):
+                    self._give_up(scaler)
+            check_repeatable(each, other)
+
     # --- statistics -----------------------------------------------------------------------------------------------
 
     def _may_count_rows(self, evaluations: list[Evaluation]) -> set[Tensor]:
@@ -248,7 +261,8 @@ class VSGD(Optimizer):
         if self._recorder is None:
             return None
         here, there = first[0].recording, None if second is None else second[0].recording
-        sums = self._recorder.sums(here, there, self._reduction, scale_of(scaler), only=only)
+        bases = {p: b for _, s in self._storages if isinstance(s, Dense) for p, b in s.rotated().items()}
+        sums = self._recorder.sums(here, there, self._reduction, scale_of(scaler), only=only, bases=bases)
         scale = here.count if self._reduction == "mean" else 1
         if not self._reweight:
             return SampleTotals(sums, here.count, scale, {}, here.count)
@@ -306,10 +320,14 @@ class VSGD(Optimizer):
         usable, long = torch.stack([each.to(verdicts[0].device) for each in verdicts]).unbind(1)
         answers = torch.stack([usable.all(), long.any()]).tolist()
         if not answers[0]:
-            if scaler is not None:
-                scaler.unscale_(self)
-            raise NotFinite
+            self._give_up(scaler)
         return bool(answers[1])
+
+    def _give_up(self, scaler: Any) -> NoReturn:
+        """Skip this step; the scaler, if there is one, finds out by itself."""
+        if scaler is not None:
+            scaler.unscale_(self)
+        raise NotFinite
 
     def _probe(self, w: Work) -> Work:
         """Move parameters to θ + δ. δ is what came out, in the precision of the parameter."""
@@ -317,23 +335,52 @@ class VSGD(Optimizer):
         if isinstance(w.storage, Dense):
             place = {p: k for k, p in enumerate(self._parameters())}
             seeds = torch.tensor([seed_of(w.group["steps"], place[p]) for p in w.storage.parameters])
-            held = w.storage.move_to(w.block.theta + engine.probe(w.block, w.batch, seeds, config))
+            delta = engine.probe(w.block, w.batch, seeds, config)
+            held = w.storage.move_to(w.block.theta + w.storage.back(delta))
+            if w.block.decoupled:
+                return w._replace(delta=delta)
         else:
             assert w.rows is not None
             held = w.storage.move_to(w.rows, w.block, w.block.theta + engine.probe(w.block, w.batch, None, config))
         return w._replace(delta=held - w.block.theta)
 
+    def _measure_scales(self) -> None:
+        """The length scale of each tensor: the largest RMS so far, of the tensor or of all parameters together."""
+        blocks = [(g["algorithm"], s.block) for g, s in self._storages if isinstance(s, Dense)]
+        norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
+        for (config, block), norm in zip(blocks, norms, strict=True):
+            if isinstance(config, Networks):
+                overall = sum(n.sum().to(norm) for n in norms) / sum(len(b.theta) for _, b in blocks)
+                rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
+                scale = engine.totals_of(block).scale
+                scale.copy_(networks.length_scale(scale, rms, config))
+
     def _update(self, work: list[Work]) -> None:
-        factors = [Factors(float(w.group["lr"]), float(w.group["weight_decay"])) for w in work]
-        for w, each in zip(work, factors, strict=True):
-            outliers = engine.update(w.block, w.batch, w.delta, each, w.group["algorithm"])
+        factors = [(float(w.group["lr"]), float(w.group["weight_decay"])) for w in work]
+        gains: dict[int, list[Tensor]] = {}
+        for w, (lr, weight_decay) in zip(work, factors, strict=True):
+            config, counts = w.group["algorithm"], w.batch.counts
+            steps, outliers = engine.learn(w.block, w.batch, w.delta, lr, config)
+            decay = engine.weight_decay(w.block, w.batch.grad, steps, weight_decay)
             if isinstance(w.storage, Dense):
+                weight = engine.averaging_weights(w.block, counts, w.group["averaging"][0], config)
+                bend = engine.bend(w.block, w.storage.into) if w.delta is not None else None
+                gain = engine.move(w.block, w.batch.plain_grad, w.storage.back(steps), decay, weight)
+                gains.setdefault(id(w.group), []).append(torch.stack([gain.sum(), *([] if bend is None else [bend])]))
+                w.storage.turn(w.batch.plain_grad, counts)
                 self._outliers.update(zip(w.storage.parameters, outliers, strict=True))
             else:
                 assert w.rows is not None
+                weight = engine.row_averaging_weights(w.block, counts, config)
+                engine.move(w.block, w.batch.grad, steps, decay, weight)
                 w.storage.store(w.rows, w.block)
                 self._outliers[w.storage.parameter] = outliers.sum()
-            w.group["samples"] = float(w.batch.counts.max())
+            w.group["samples"] = float(counts.max())
+        if any(w.delta is not None for w in work):
+            self._measure_scales()
+        for group in self.param_groups:
+            if id(group) in gains and isinstance(group["algorithm"], Networks):
+                group["averaging"] = averaging_after(group["averaging"], gains[id(group)], group["algorithm"])
 
     def _skip(self, loss: Tensor) -> None:
         """Leave a step out; too many in a row are an error."""
@@ -393,12 +440,21 @@ class VSGD(Optimizer):
         turned = [p for p in tables if self.state.get(p) and not is_table(self.state[p])]
         if fresh or turned:
             self._close()
+            blocks = self._plan([p for p in fresh if p not in tables])
             for p in fresh:
-                self.state[p] = new_state(p, groups[p]["algorithm"], p in tables, self._compact)
+                self.state[p] = new_state(p, groups[p]["algorithm"], p in tables, self._compact, blocks.get(p, (1, 1)))
             for p in turned:
                 self.state[p] = as_table(self.state[p], p)
             self._arrange()
+            self._measure_scales()
             self._open()
+
+    def _plan(self, fresh: list[Tensor]) -> dict[Tensor, tuple[int, int]]:
+        """Block sizes of the bases of new parameters, within what rotation may cost."""
+        groups = {p: group for group in self.param_groups for p in group["params"]}
+        spent = sum(basis.cost_of(p, state) for p, state in self.state.items())
+        wanted = [p for p in fresh if getattr(groups[p]["algorithm"], "eigenbasis", False)]
+        return basis.plan(wanted, self.param_groups[0]["gradient_flops"], spent)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, of numbers, text and tensors only."""
@@ -428,6 +484,16 @@ class VSGD(Optimizer):
                 state = state_dict["state"][index]
                 self.state[parameter] = {name: value.detach().clone() for name, value in state.items()}
         self._forget()
+
+
+def averaging_after(before: list[float], gains: list[Tensor], config: Networks) -> list[float]:
+    """Window and advantage of the average of the iterates, and ½ (θ−θ̄)ᵀ|H|(θ−θ̄), which is known after a probe."""
+    window, better, bend = before
+    if all(len(each) > 1 for each in gains):
+        bend = sum(float(each[1]) for each in gains)
+    gain = sum(float(each[0]) for each in gains) - bend
+    state = networks.averaging(networks.Averaging(window, better), gain, config)
+    return [float(state.window), float(state.advantage), bend]
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

@@ -58,7 +58,7 @@ def of_dense(
 ) -> BatchStatistics:
     """Statistics of all parameters of a storage, in the order of its buffers."""
     if totals is not None:
-        return _of_samples(dense, grads[0], totals)
+        return _of_samples(dense, grads[0], None if probed is None else probed[0], totals)
     hits = [reached(grads, probed, p) for p in dense.parameters]
     if len(grads) > 1:
         return _of_micro_batches(dense, grads, probed, hits)
@@ -67,8 +67,8 @@ def of_dense(
     second = None
     if probed is not None:
         check_apart(grads[0], probed[0])
-        second = dense.gather([as_dense(probed[0].get(p)) for p in dense.parameters], "probed")
-    return BatchStatistics(grad=first, counts=count, probed_grad=second)
+        second = dense.into(dense.gather([as_dense(probed[0].get(p)) for p in dense.parameters], "probed"))
+    return BatchStatistics(grad=dense.into(first), plain_grad=first, counts=count, probed_grad=second)
 
 
 def check_apart(first: Grads, second: Grads) -> None:
@@ -94,16 +94,16 @@ def _of_micro_batches(
     sums = [torch.zeros_like(theta) for _ in range(2 if probed is None else 4)]
     for k in range(len(grads)):
         wanted = [k in hit for hit in hits]
-        first = _gather_some(dense, grads[k], wanted, "grad")
+        first = dense.into(_gather_some(dense, grads[k], wanted, "grad"))
         terms = [first, first * first]
         if probed is not None:
-            diff = first - _gather_some(dense, probed[k], wanted, "probed")
-            terms += [diff.abs(), diff * diff]
+            diff = dense.into(_gather_some(dense, probed[k], wanted, "probed")) - first
+            terms += [diff if dense.block.decoupled else diff.abs(), diff * diff]
         for total, term in zip(sums, terms, strict=True):
             total += term
     divisor = torch.repeat_interleave(count.clamp(min=1), torch.tensor(dense.block.lengths)).to(theta)
     means = [total / divisor for total in sums]
-    return BatchStatistics(means[0], count, None, means[1], *means[2:])
+    return BatchStatistics(means[0], dense.back(means[0]), count, None, means[1], *means[2:])
 
 
 def _gather_some(dense: Dense, grads: Grads, wanted: list[bool], name: str) -> Tensor:
@@ -111,7 +111,7 @@ def _gather_some(dense: Dense, grads: Grads, wanted: list[bool], name: str) -> T
     return dense.gather(parts, name)
 
 
-def _of_samples(dense: Dense, grads: Grads, totals: SampleTotals) -> BatchStatistics:
+def _of_samples(dense: Dense, grads: Grads, probed: Grads | None, totals: SampleTotals) -> BatchStatistics:
     """Every row of the minibatch is a sample; its sums are known without its gradient."""
     known = [totals.sums.get(p) for p in dense.parameters]
     n = totals.samples
@@ -121,11 +121,14 @@ def _of_samples(dense: Dense, grads: Grads, totals: SampleTotals) -> BatchStatis
         parts = [None if sums is None else getattr(sums, name) for sums in known]
         return None if all(part is None for part in parts) else dense.gather(parts, name) / n
 
-    grad = dense.gather([grads.get(p) for p in dense.parameters], "grad") * (totals.scale / n)
-    direction = None
+    plain = dense.gather([grads.get(p) for p in dense.parameters], "grad") * (totals.scale / n)
+    grad, diff, direction = dense.into(plain), mean_of("diff_abs"), None
+    if diff is not None and probed is not None and dense.block.decoupled:
+        moved = dense.gather([probed.get(p) for p in dense.parameters], "probed") * (totals.scale / n)
+        diff = dense.into(moved) - grad
     if totals.directions:
-        direction = dense.gather([totals.directions.get(p) for p in dense.parameters], "direction")
-    return BatchStatistics(grad, count, None, mean_of("grad_sq"), mean_of("diff_abs"), mean_of("diff_sq"), direction)
+        direction = dense.into(dense.gather([totals.directions.get(p) for p in dense.parameters], "direction"))
+    return BatchStatistics(grad, plain, count, None, mean_of("grad_sq"), diff, mean_of("diff_sq"), direction)
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def of_table(
     if len(first) == 1:
         count = torch.ones(len(rows), dtype=torch.float64, device=rows.device)
         shifted = None if second is None else second[0][1].reshape(-1)
-        return RowStatistics(rows, BatchStatistics(values.reshape(-1), count, shifted))
+        return RowStatistics(rows, BatchStatistics(values.reshape(-1), values.reshape(-1), count, shifted))
     touched, place = torch.unique(torch.cat([rows for rows, _ in first]), return_inverse=True)
     count = torch.bincount(place, minlength=len(touched)).double()
     values = torch.cat([values for _, values in first])
@@ -162,7 +165,7 @@ def of_table(
         terms += [diff.abs(), diff * diff]
     sums = (term.new_zeros(len(touched), term.shape[1]).index_add_(0, place, term) for term in terms)
     means = [(total / count[:, None].to(total)).reshape(-1) for total in sums]
-    return RowStatistics(touched, BatchStatistics(means[0], count, None, means[1], *means[2:]))
+    return RowStatistics(touched, BatchStatistics(means[0], means[0], count, None, means[1], *means[2:]))
 
 
 def _rows_of(grad: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,5 +206,7 @@ def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowSt
         part = part if len(part) == len(rows) else part[rows]
         return (part / count[:, None].to(part)).reshape(-1)
 
+    total = mean(values * totals.scale)
+    assert total is not None
     moments = mean(sums.grad_sq), mean(sums.diff_abs), mean(sums.diff_sq)
-    return RowStatistics(rows, BatchStatistics(mean(values * totals.scale), count, None, *moments))  # type: ignore[arg-type]
+    return RowStatistics(rows, BatchStatistics(total, total, count, None, *moments))

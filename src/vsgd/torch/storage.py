@@ -7,7 +7,7 @@ the memory of the iterates meanwhile, since a large table must not be copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.networks import Networks
+from vsgd.torch.basis import Basis, back, basis_of, into, matrix_shape, new_basis, observe, refresh
 from vsgd.torch.engine import Block, Config, Totals, averages_iterates
 
 ParamState = dict[str, Tensor]
@@ -47,22 +48,34 @@ def is_table(state: ParamState) -> bool:
     return state["seen"].numel() > 1
 
 
-def new_state(parameter: Tensor, config: Config, table: bool, compact: bool) -> ParamState:
-    """The state of a parameter before its first sample."""
+def is_decoupled(parameter: Tensor, state: ParamState, config: Config) -> bool:
+    """Are the coordinates those of an eigenbasis? A vector is taken as it is, and counts as decoupled."""
+    if not isinstance(config, Networks) or not config.eigenbasis or is_table(state):
+        return False
+    return min(matrix_shape(parameter)) == 1 or "left_basis" in state or "right_basis" in state
+
+
+def new_state(
+    parameter: Tensor, config: Config, table: bool, compact: bool, blocks: tuple[int, int] = (1, 1)
+) -> ParamState:
+    """The state of a parameter before its first sample; `blocks` are the block sizes of its basis."""
     dtypes = statistics_dtypes(parameter.dtype, config, compact and not table)
     state = {name: torch.zeros(parameter.shape, dtype=dtypes[name], device=parameter.device) for name in STATISTICS}
     if table:
         state["seen"] = torch.zeros(len(parameter), dtype=torch.float64, device=parameter.device)
     else:
         state["seen"] = torch.zeros(1, dtype=torch.float64)
+        state["steps"] = torch.zeros(1, dtype=torch.float64)
         state["totals"] = torch.zeros(len(Totals._fields), dtype=torch.float64, device=parameter.device)
         state["memory"].fill_(config.memory)
+        state.update(new_basis(parameter, blocks, precision(parameter.dtype)))
     return state
 
 
 def as_table(state: ParamState, parameter: Tensor) -> ParamState:
     """The state of a dense parameter whose rows are counted apart from now on."""
-    state = {name: value.clone() for name, value in state.items() if name != "totals"}
+    names = (*STATISTICS, "seen", "iterate", "average")
+    state = {name: value.clone() for name, value in state.items() if name in names}
     if "iterate" in state:
         state["iterate"] = state["iterate"].to(parameter.dtype)
     state["seen"] = state["seen"].to(parameter.device).repeat(len(parameter))
@@ -91,6 +104,7 @@ class Dense:
         buffers = {name: flat(parts, precision(first.dtype)) for name, parts in weights.items()}
         buffers |= {name: flat([states[p][name] for p in parameters], dtypes[name]) for name in STATISTICS}
         seen = torch.cat([states[p]["seen"].cpu() for p in parameters])
+        self.steps = torch.cat([states[p]["steps"].cpu() for p in parameters])
         totals = torch.stack([states[p]["totals"].to(first.device) for p in parameters])
         self.block = Block(
             theta=buffers["iterate"],
@@ -99,7 +113,12 @@ class Dense:
             seen=seen,
             totals=totals,
             lengths=lengths,
+            decoupled=is_decoupled(first, states[first], config),
         )
+        dtype = precision(first.dtype)
+        sides = ("left_basis", "left_cov", "right_basis", "right_cov")
+        turned = [{k: states[p][k].to(first.device, dtype) for k in sides if k in states[p]} for p in parameters]
+        self.bases = [basis_of(each) for each in turned]
         self._weights = self.views(self._evaluated())
         self._iterates = self.views(self.block.theta)
         self._scratch: dict[str, Tensor] = {}
@@ -110,7 +129,8 @@ class Dense:
         for k, parameter in enumerate(parameters):
             states[parameter].clear()
             states[parameter].update({name: self.views(buffers[name])[k] for name in kept})
-            states[parameter].update(seen=seen[k : k + 1], totals=totals[k])
+            states[parameter].update(turned[k])
+            states[parameter].update(seen=seen[k : k + 1], steps=self.steps[k : k + 1], totals=totals[k])
 
     def _evaluated(self) -> Tensor:
         return self.block.theta if self.block.average is None else self.block.average
@@ -132,6 +152,43 @@ class Dense:
         ]
         buffer = self._scratch.setdefault(name, torch.empty_like(theta))
         return torch.cat(parts, out=buffer)
+
+    def _rotated(self, flat: Tensor, rotate: Callable[[Tensor, Basis], Tensor]) -> Tensor:
+        if all(basis.left is None and basis.right is None for basis in self.bases):
+            return flat
+        parts = [
+            rotate(part.view(matrix_shape(p)), basis).reshape(-1)
+            for part, p, basis in zip(flat.split(self.block.lengths), self.parameters, self.bases, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def into(self, flat: Tensor) -> Tensor:
+        """From the parameters' own coordinates to those of their bases."""
+        return self._rotated(flat, into)
+
+    def back(self, flat: Tensor) -> Tensor:
+        """From the coordinates of the bases to the parameters' own."""
+        return self._rotated(flat, back)
+
+    def rotated(self) -> dict[Tensor, Basis]:
+        """The bases of those parameters that have one."""
+        pairs = zip(self.parameters, self.bases, strict=True)
+        return {p: basis for p, basis in pairs if basis.left is not None or basis.right is not None}
+
+    def turn(self, plain_grad: Tensor, counts: Tensor) -> None:
+        """Let the bases follow the gradient. ḡ turns with them; the other averages stay as they are."""
+        parts = zip(plain_grad.split(self.block.lengths), self.block.grad.split(self.block.lengths), strict=True)
+        for k, (grad, mean) in enumerate(parts):
+            p, basis = self.parameters[k], self.bases[k]
+            if counts[k] == 0 or (basis.left is None and basis.right is None):
+                continue
+            steps = int(self.steps[k])
+            shape = matrix_shape(p)
+            observe(basis, grad.view(shape), steps)
+            own = back(mean.to(grad.dtype).view(shape), basis)
+            if refresh(basis, steps):
+                mean.copy_(into(own, basis).reshape(-1))
+        self.steps += counts > 0
 
     def adopt(self) -> None:
         """Go on from weights that the user has set since the last step."""
@@ -229,16 +286,18 @@ class Table:
             seen=seen,
             totals=self._totals(theta, statistics, width).expand(len(rows), -1).contiguous(),
             lengths=(width,) * len(rows),
+            decoupled=False,
         )
 
     def _totals(self, theta: Tensor, statistics: dict[str, Tensor], width: int) -> Tensor:
         """What a row is told of its tensor: `width` times the means over all touched rows."""
-        size = theta.new_zeros(())
-        if isinstance(self.config, Networks):
-            size = networks.probe_size(theta.square().mean().sqrt(), self.config)
         values = {**statistics, "signal": statistics["grad"].square()}
-        means = [values[name].double().mean() * width for name in Totals._fields[:-1]]
-        return torch.stack([*means, size.double()])
+        means = {name: values[name].double().mean() * width for name in ("grad_sq", "signal", "curv", "curv_sq")}
+        scale, size = theta.double().square().mean().sqrt(), theta.new_zeros((), dtype=torch.float64)
+        if isinstance(self.config, Networks):
+            scale = networks.length_scale(size, scale, self.config)
+            size = networks.probe_size(scale, self.config)
+        return torch.stack(Totals(**means, probe_size=size, scale=scale))
 
     def _put(self, target: Tensor, rows: Tensor, values: Tensor) -> None:
         target.index_copy_(0, rows, values.view(len(rows), *target.shape[1:]).to(target.dtype))
@@ -272,7 +331,8 @@ def block_of(parameter: Tensor, state: ParamState, config: Config) -> Block:
     statistics = {name: state[name].reshape(-1)[: len(rows) * parameter.numel()] for name in STATISTICS}
     theta = parameter.detach().to(precision(parameter.dtype)).reshape(-1)[: len(rows) * parameter.numel()]
     totals, lengths = state["totals"][None][: len(rows)], (parameter.numel(),) * len(rows)
-    return Block(theta, None, **statistics, seen=state["seen"][: len(rows)], totals=totals, lengths=lengths)
+    seen, kind = state["seen"][: len(rows)], is_decoupled(parameter, state, config)
+    return Block(theta, None, **statistics, seen=seen, totals=totals, lengths=lengths, decoupled=kind)
 
 
 def signature(parameters: Sequence[Tensor]) -> list[Any]:
@@ -287,8 +347,12 @@ def check_state(state: ParamState, parameter: Tensor, name: Any) -> None:
     shapes: dict[str, Sequence[tuple[int, ...]]] = {key: [tuple(parameter.shape)] for key in STATISTICS}
     shapes["seen"] = [(1,), tuple(parameter.shape[:1])]
     if state.get("seen") is not None and state["seen"].numel() == 1:
-        shapes["totals"] = [(len(Totals._fields),)]
+        shapes |= {"totals": [(len(Totals._fields),)], "steps": [(1,)]}
     optional = {key: [tuple(parameter.shape)] for key in ("iterate", "average")}
+    for side, width in zip(("left", "right"), matrix_shape(parameter), strict=True):
+        size = state[f"{side}_basis"].shape[-1] if isinstance(state.get(f"{side}_basis"), Tensor) else 1
+        if size > 1 and width % size == 0:
+            optional |= {f"{side}_{part}": [(width // size, size, size)] for part in ("basis", "cov")}
     for key in sorted({*shapes, *state}):
         allowed = shapes.get(key, optional.get(key, []))
         value = state.get(key)
@@ -314,7 +378,8 @@ def arranged(
             if states.get(parameter):
                 check_shape(states[parameter], parameter)
                 apart = is_table(states[parameter]) or parameter.numel() >= LARGE
-                sets.setdefault(parameter if apart else (parameter.device, parameter.dtype), []).append(parameter)
+                kind = is_decoupled(parameter, states[parameter], group["algorithm"])
+                sets.setdefault(parameter if apart else (parameter.device, parameter.dtype, kind), []).append(parameter)
         wanted += [(group, parameters) for parameters in sets.values()]
     fits = [(id(group), storage.config, storage.signature) for group, storage in present]
     if fits == [(id(group), group["algorithm"], signature(parameters)) for group, parameters in wanted]:

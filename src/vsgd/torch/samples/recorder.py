@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vsgd.torch.basis import Basis
 from vsgd.torch.samples.check import check_totals
 from vsgd.torch.samples.errors import SampleError
 from vsgd.torch.samples.gram import gram_matrix, weighted_sums
-from vsgd.torch.samples.reduce import parameter_sums, replayed_sums
+from vsgd.torch.samples.reduce import parameter_sums, replayed_sums, rotated_sums
 from vsgd.torch.samples.replay import Call
 from vsgd.torch.samples.sums import RowSums, SampleSums
 from vsgd.torch.samples.terms import Terms, scaled
@@ -125,6 +126,7 @@ class Recorder:
         reduction: Literal["mean", "sum"] = "mean",
         loss_scale: float = 1.0,
         only: set[Tensor] | None = None,
+        bases: dict[Tensor, Basis] | None = None,
     ) -> Sums:
         """Sums over samples for each parameter that got a gradient; parameters that got none have no entry.
 
@@ -134,6 +136,7 @@ class Recorder:
             reduction: how the loss puts the losses of the samples together.
             loss_scale: what the loss was multiplied by beforehand, as for half precision.
             only: parameters to sum for, if not all.
+            bases: coordinates of those parameters whose sums are wanted in others than their own.
         """
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', not {reduction!r}")
@@ -144,6 +147,7 @@ class Recorder:
             raise SampleError(
                 f"the two recordings saw {here.count} and {there.count} samples; record the same minibatch twice"
             )
+        bases = bases or {}
         recordings = [here] if there is None else [here, there]
         factor = (here.count if reduction == "mean" else 1) / loss_scale
         again = dict.fromkeys(p for recording in recordings for call in recording.calls for p in call.params)
@@ -151,9 +155,14 @@ class Recorder:
         for param in dict.fromkeys(p for recording in recordings for p in recording.terms):
             if param not in again and (only is None or param in only):
                 terms = [[scaled(item, factor) for item in r.terms.get(param, [])] for r in recordings]
-                result[param] = parameter_sums(param, terms, here.count)
+                if param in bases:
+                    result[param] = rotated_sums(param, terms, here.count, bases[param])
+                else:
+                    result[param] = parameter_sums(param, terms, here.count)
         if only is None or any(param in only for param in again):
-            result.update(replayed_sums(list(again), [(r.terms, r.calls) for r in recordings], here.count, factor))
+            result.update(
+                replayed_sums(list(again), [(r.terms, r.calls) for r in recordings], here.count, factor, bases)
+            )
         return result
 
     @torch.no_grad()

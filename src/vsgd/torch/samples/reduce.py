@@ -8,11 +8,12 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
+from vsgd.torch.basis import Basis, into
 from vsgd.torch.samples.embedding import lookup_sums
 from vsgd.torch.samples.products import summed_products
 from vsgd.torch.samples.replay import Call
 from vsgd.torch.samples.sums import RowSums, SampleSums, add_rows, empty_sums, of_samples, stacked_rows, sum_dtype
-from vsgd.torch.samples.terms import Lookup, Outer, Placed, Rows, Term, Terms, narrowed, written_out
+from vsgd.torch.samples.terms import Lookup, Outer, Placed, Rows, Term, Terms, narrowed, rotated, written_out
 
 TILE = 2**20
 """Numbers in a temporary, whatever the sizes of the batch and of the parameter. A handful live at once."""
@@ -30,6 +31,26 @@ def parameter_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int)
         parts = [covering(one, lo, hi) for one in terms]
         blocks.append(products(parts) or tiles(param[lo:hi], parts, count))
     return stacked_rows(blocks, param.shape)
+
+
+def rotated_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int, basis: Basis) -> SampleSums | RowSums:
+    """`parameter_sums` in the coordinates of a basis: by rotated factors, or else by rotated gradients of samples."""
+    rows = len(param)
+    factors = [[rotated(item, rows, basis) for item in one] for one in terms]
+    if all(item is not None for one in factors for item in one):
+        return parameter_sums(param, factors, count)  # type: ignore[arg-type]
+    sums = empty_sums(param, pair=len(terms) > 1)
+    columns = param[0].numel()
+    for samples in slices(count, TILE // max(1, param.numel())):
+        length = samples.stop - samples.start
+        written = []
+        for one in terms:
+            grads = sums.grad_sq.new_zeros(length, rows, columns)
+            for lo, hi, term in one:
+                grads[:, lo:hi] += written_out(term, samples, columns)(slice(0, hi - lo))
+            written.append(into(grads, basis).clone())
+        add_rows(sums, ..., of_samples(*written))
+    return sums
 
 
 def covering(placed: Sequence[Placed], lo: int, hi: int) -> list[Term]:
@@ -83,14 +104,21 @@ def added_up(writers: list[Rows], part: slice, shape: tuple[int, ...], like: Ten
 
 
 def replayed_sums(
-    params: list[Tensor], recordings: list[tuple[Terms, list[Call]]], count: int, factor: float
+    params: list[Tensor],
+    recordings: list[tuple[Terms, list[Call]]],
+    count: int,
+    factor: float,
+    bases: dict[Tensor, Basis],
 ) -> dict[Tensor, SampleSums | RowSums]:
     """The sums of parameters of module calls that have to be replayed, some samples at a time."""
     sums = {param: empty_sums(param, pair=len(recordings) > 1) for param in params}
     for samples in slices(count, TILE // max(1, sum(param.numel() for param in params))):
         written = [replayed_grads(params, terms, calls, samples) for terms, calls in recordings]
         for param in params:
-            add_rows(sums[param], ..., of_samples(*(grads[param].mul_(factor) for grads in written)))
+            scaled = [grads[param].mul_(factor) for grads in written]
+            if param in bases:
+                scaled = [into(grads.flatten(2), bases[param]).view_as(grads).clone() for grads in scaled]
+            add_rows(sums[param], ..., of_samples(*scaled))
     return dict(sums)
 
 

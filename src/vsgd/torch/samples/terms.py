@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vsgd.torch.basis import Basis, into
+
 
 class Outer(NamedTuple):
     """g_j = grads_j @ inputs_j for each group of rows: linear layers and convolutions."""
@@ -108,6 +110,19 @@ def narrowed(placed: Placed, lo: int, hi: int) -> Term:
 def scaled(placed: Placed, factor: float) -> Placed:
     """The same term of gradients that are `factor` times as large."""
     return placed._replace(term=placed.term._replace(grads=placed.term.grads * factor))
+
+
+def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
+    """The same term in other coordinates, if its factors can be rotated: b_j a_jᵀ becomes (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ."""
+    term = placed.term
+    if not isinstance(term, Outer) or term.grads.shape[1] > 1 or (placed.lo, placed.hi) != (0, rows):
+        return None
+    right = basis._replace(left=None)
+    spread = term.unfold
+    inputs = into(term.inputs, right) if spread is None else term.inputs
+    unfold = None if spread is None else (lambda part: into(spread(part), right))
+    grads = into(term.grads, basis._replace(right=None))
+    return placed._replace(term=Outer(inputs, grads, unfold))
 
 
 def total(term: Term, shape: torch.Size) -> Tensor:

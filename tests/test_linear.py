@@ -28,7 +28,7 @@ from vsgd.linear import (
 )
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
-from vsgd.linear.model import CURV, LARGEST, MEMORY, SEEN, THETA
+from vsgd.linear.model import COLUMN_MAX, CURV, MEMORY, SEEN, THETA
 
 COLUMNS_OF_X = 4
 
@@ -162,7 +162,7 @@ def test_the_rule_takes_several_coordinates_at_a_time(text_like):
     for loop, *config in (
         (column_phases.choose_probes, COLUMNS),
         (column_phases.update, COLUMNS),
-        (kernel.average,),
+        (kernel.average_moments,),
     ):
         dispatcher = compiled(loop)
         dispatcher(0, *config, work)
@@ -220,11 +220,11 @@ def test_no_row_is_taken_to_be_much_flatter_than_the_others(weights):
     """The first row is classified surely, so that it has no curvature worth the name. Columns are theirs alone."""
     task = Task(CLASSIFICATION["log_loss"], intercept=False)
     model = new_model(2, 1, task, COLUMNS, 0)
-    model.table[0, THETA], model.table[0, LARGEST] = 20.0, 1.0
+    model.table[0, THETA], model.table[0, COLUMN_MAX] = 20.0, 1.0
     train_on(model, as_rows(np.eye(2)), np.arange(2), np.ones(2), np.array(weights), Training(task, COLUMNS))
-    levelled, own = model.table[:, CURV, 0]
+    floored, own = model.table[:, CURV, 0]
     assert own > 0.1
-    np.testing.assert_allclose(levelled, COLUMNS.row_curvature_floor * weights[0] * own / sum(weights), rtol=1e-6)
+    np.testing.assert_allclose(floored, COLUMNS.row_curvature_floor * weights[0] * own / sum(weights), rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])

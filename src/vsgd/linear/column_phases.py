@@ -13,7 +13,7 @@ from vsgd.algorithms import columns
 from vsgd.core import curvature
 from vsgd.linear.kernel import evaluate, update_column_max
 from vsgd.linear.losses import Task, slopes
-from vsgd.linear.minibatch import Workspace, add_sample, moments_of, set_state, state_of
+from vsgd.linear.minibatch import Workspace, add_sample, state_of
 from vsgd.linear.model import BATCHES, COLUMN_MAX, SEED, THETA, Model
 from vsgd.linear.rows import scramble
 
@@ -134,11 +134,3 @@ def measure(
     floor_row_curvature(batch, model, weights, config, work)
     sum_moments(batch, work)
     return loss
-
-
-def update(coordinates: int, config: columns.Columns, work: Workspace) -> None:
-    """`columns.update` of each coordinate."""
-    for c in range(np.uint64(coordinates)):
-        theta = work.state[THETA, c]
-        theta, new, _ = columns.update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
-        set_state(work, c, theta, new)

@@ -1,7 +1,7 @@
 """One pass of minibatches over sparse rows.
 
-Plain Python, compiled by `vsgd.jit`. A column that no row of a minibatch touches is neither read nor written. The
-phases that differ between algorithms are in `column_phases` and `paper_phases`.
+Plain Python, compiled by `vsgd.jit`. A column that no row of a minibatch touches is neither read nor written. How
+algorithms measure a minibatch is in `column_phases` and `paper_phases`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vsgd.linear.losses import Task, slopes
-from vsgd.linear.minibatch import Workspace, gather, load, moments_of, store
+from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_state, state_of, store
 from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
 from vsgd.linear.penalty import penalized, stop_at_zero
 from vsgd.linear.rows import Rows
@@ -83,12 +83,12 @@ def clip_at_zero_and_average(slots: int, model: Model, task: Task, work: Workspa
                 model.average[column, k] += distance / math.sqrt(work.state[SEEN, c])
 
 
-def pass_with(measure: Callable[..., float], update: Callable[..., None]) -> Callable[..., float]:
-    """Make the pass of an algorithm from its own two phases.
+def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Callable[..., float]:
+    """Make the pass of an algorithm from how it measures a minibatch, and from its update.
 
     Args:
         measure: (batch, slots, model, targets, weights, task, config, work) → the loss; sums moments over the samples.
-        update: (coordinates, config, work); the algorithm's update of each coordinate.
+        update: (theta, state, batch, count, config) → theta, state, info; that of the algorithm, for one coordinate.
     """
 
     def train(
@@ -115,7 +115,10 @@ def pass_with(measure: Callable[..., float], update: Callable[..., None]) -> Cal
             average_moments(coordinates, work)
             if task.l1 + task.l2 > 0:
                 penalize(slots, model, task, work)
-            update(coordinates, config, work)
+            for c in range(np.uint64(coordinates)):
+                theta = work.state[THETA, c]
+                theta, state, _ = update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
+                set_state(work, c, theta, state)
             if task.l1 > 0 or task.average:
                 clip_at_zero_and_average(slots, model, task, work)
             store(coordinates, model.table, work)

@@ -13,7 +13,7 @@ from vsgd.algorithms import paper
 from vsgd.core import curvature
 from vsgd.linear.kernel import evaluate, update_column_max
 from vsgd.linear.losses import Task
-from vsgd.linear.minibatch import Workspace, add_sample, moments_of, set_state, state_of
+from vsgd.linear.minibatch import Workspace, add_sample, state_of
 from vsgd.linear.model import THETA, Model
 
 
@@ -60,11 +60,3 @@ def measure(
     evaluate(work.delta, batch, targets, weights, task, work, work.probed_slope)
     sum_moments(batch, work)
     return loss
-
-
-def update(coordinates: int, config: paper.Paper, work: Workspace) -> None:
-    """`paper.update` of each coordinate."""
-    for c in range(np.uint64(coordinates)):
-        theta = work.state[THETA, c]
-        theta, new, _ = paper.update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
-        set_state(work, c, theta, new)

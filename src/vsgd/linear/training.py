@@ -22,8 +22,8 @@ from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
 
-COLUMN_PASS = pass_with(column_phases.measure, column_phases.update)
-PAPER_PASS = pass_with(paper_phases.measure, paper_phases.update)
+COLUMN_PASS = pass_with(column_phases.measure, columns.update)
+PAPER_PASS = pass_with(paper_phases.measure, paper.update)
 
 
 @dataclass(frozen=True)

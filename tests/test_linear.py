@@ -28,6 +28,7 @@ from vsgd.linear import (
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import COLUMN_MAX, CURV, MEMORY, SEEN, THETA
+from vsgd.sklearn import VSGDClassifier, VSGDRegressor
 
 COLUMNS_OF_X = 4
 
@@ -135,7 +136,12 @@ def test_threads_share_the_classes(text_like):
 
 def test_only_algorithms_for_linear_models_are_taken():
     task = Task(CLASSIFICATION["log_loss"])
-    for wrong in (lambda: Training(task, NETWORKS), lambda: new_model(3, 1, task, NETWORKS, 0)):
+    for wrong in (
+        lambda: Training(task, NETWORKS),
+        lambda: new_model(3, 1, task, NETWORKS, 0),
+        lambda: VSGDClassifier(options=NETWORKS).fit(np.eye(2), [0, 1]),
+        lambda: VSGDRegressor(options=NETWORKS).fit(np.eye(2), [0, 1]),
+    ):
         with pytest.raises(TypeError, match=r"vsgd\.Columns or vsgd\.Paper; this is Networks\("):
             wrong()
 

@@ -178,8 +178,28 @@ def test_processes_that_start_together_do_not_disturb_each_other(package, tmp_pa
     assert run(package, tmp_path) == (CORRECT, "")
 
 
+def truncated(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def emptied(content: bytes) -> bytes:
+    return b""
+
+
+def mutated(content: bytes) -> bytes:
+    return content[:-9] + bytes(9)
+
+
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:-9] + bytes(9)])
+@pytest.mark.parametrize("damage", [truncated, emptied, mutated])
+def test_damage_is_seen(cache, suffix, damage):
+    (file,) = cache.rglob(f"*.{suffix}")
+    assert jit.is_whole(file)
+    file.write_bytes(damage(file.read_bytes()))
+    assert not jit.is_whole(file)
+
+
+@pytest.mark.parametrize(("suffix", "damage"), [("nbi", truncated), ("nbc", emptied), ("nbc", mutated)])
 def test_damaged_files_are_replaced(package, cache, suffix, damage):
     (file,) = cache.rglob(f"*.{suffix}")
     file.write_bytes(damage(file.read_bytes()))

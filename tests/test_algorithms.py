@@ -7,6 +7,7 @@ import pytest
 import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from libraries import LIBRARIES, on_floats
 
 from vsgd import COLUMNS, NETWORKS, PAPER, VSGD_2012, Columns, Moments, Networks, Paper, State
 from vsgd.algorithms import columns, networks, paper
@@ -17,41 +18,6 @@ from vsgd.jit import compiled
 
 UPDATES = 1000
 SHAPES = ("quad", "abs", "rectlin", "gauss")
-
-
-def plainly(function, config):
-    """The function as it is; `config` is the position of its constants, which JAX has to know."""
-    return function
-
-
-def on_floats():
-    return float, float, plainly
-
-
-def on_numpy():
-    return lambda x: np.array([x]), lambda x: float(x[0]), plainly
-
-
-def on_numba():
-    return float, float, lambda function, config: compiled(function)
-
-
-def on_torch():
-    torch = pytest.importorskip("torch")
-    return lambda x: torch.tensor([x], dtype=torch.float64), lambda x: float(x[0]), plainly
-
-
-def on_jax():
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    return (
-        lambda x: jax.numpy.array([x], dtype=float),
-        lambda x: float(x[0]),
-        lambda function, config: jax.jit(function, static_argnums=config),
-    )
-
-
-LIBRARIES = [on_floats, on_numpy, on_numba, on_torch, on_jax]
 
 
 def minibatches(n: int, presence: float, seed: int = 1) -> list[list[float]]:

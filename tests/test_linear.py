@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from vsgd import COLUMNS, NETWORKS, PAPER
-from vsgd.algorithms.columns import column_curvature, init, probe
-from vsgd.jit import compiled
+from vsgd.algorithms import columns
+from vsgd.jit import compiled, register
 from vsgd.linear import (
     REGRESSION,
     Task,
     Training,
     as_rows,
-    column_phases,
     distinct,
     kernel,
     learning_rates,
@@ -28,7 +27,8 @@ from vsgd.linear import (
 )
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
-from vsgd.linear.model import CURV, LARGEST, MEMORY, SEEN, THETA
+from vsgd.linear.model import COLUMN_MAX, CURV, MEMORY, SEEN, THETA
+from vsgd.sklearn import VSGDClassifier, VSGDRegressor
 
 COLUMNS_OF_X = 4
 
@@ -136,7 +136,12 @@ def test_threads_share_the_classes(text_like):
 
 def test_only_algorithms_for_linear_models_are_taken():
     task = Task(CLASSIFICATION["log_loss"])
-    for wrong in (lambda: Training(task, NETWORKS), lambda: new_model(3, 1, task, NETWORKS, 0)):
+    for wrong in (
+        lambda: Training(task, NETWORKS),
+        lambda: new_model(3, 1, task, NETWORKS, 0),
+        lambda: VSGDClassifier(options=NETWORKS).fit(np.eye(2), [0, 1]),
+        lambda: VSGDRegressor(options=NETWORKS).fit(np.eye(2), [0, 1]),
+    ):
         with pytest.raises(TypeError, match=r"vsgd\.Columns or vsgd\.Paper; this is Networks\("):
             wrong()
 
@@ -155,18 +160,28 @@ def test_learning_rates_are_those_of_the_algorithm(text_like, options):
     assert rates[-2] == 0 < rates[:-2].max()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks for instructions of this processor")
-def test_the_rule_takes_several_coordinates_at_a_time(text_like):
-    X, _ = text_like
-    work = workspace(as_rows(X), X.shape[1], 1, 32)
-    for loop, *config in (
-        (column_phases.choose_probes, COLUMNS),
-        (column_phases.update, COLUMNS),
-        (kernel.average,),
-    ):
-        dispatcher = compiled(loop)
-        dispatcher(0, *config, work)
-        assert all("divpd" in code for code in dispatcher.inspect_asm().values()), loop
+def measure_nothing(batch, slots, model, targets, weights, task, config, work):
+    return 0.0
+
+
+def packed_divisions(dispatcher) -> int:
+    (code,) = dispatcher.inspect_asm().values()
+    return code.count("divpd")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="counts instructions of this processor")
+def test_several_coordinates_are_updated_at_a_time(text_like):
+    """The four divisions of an update are packed ones; so is that of a mean."""
+    X, y = text_like
+    rows, task = as_rows(X), Task(CLASSIFICATION["log_loss"])
+    model, work = new_model(X.shape[1] + 1, 1, task, COLUMNS, 0), workspace(rows, X.shape[1] + 1, 1, 32)
+    average = compiled(kernel.average_moments)
+    average(0, work)
+    register(measure_nothing)
+    train = compiled(kernel.pass_with(measure_nothing, columns.update))
+    train(model, rows, np.arange(len(y)), y, np.ones(len(y)), 32, task, COLUMNS, work)
+    assert packed_divisions(average) > 0
+    assert packed_divisions(train) >= packed_divisions(average) + 4
 
 
 def test_a_column_without_entries_is_left_alone(text_like):
@@ -206,10 +221,10 @@ def test_the_scale_of_a_column_matters_to_the_paper(text_like):
 def test_the_first_steps_of_a_row_do_not_pass_its_optimum(entries):
     """Newton's step of a row is Σ x² / h with every coordinate going all the way."""
     row = [(x, abs(x) * (1 + excess)) for x, excess in entries]
-    fresh = init(0.0, COLUMNS)
-    reach = [abs(x) * probe(fresh, 1, largest, COLUMNS) for x, largest in row]
+    fresh = columns.init(0.0, COLUMNS)
+    reach = [abs(x) * columns.probe(fresh, 1, largest, COLUMNS) for x, largest in row]
     total = sum(
-        x * x / column_curvature(1.0, x, largest, sum(reach) - own)
+        x * x / columns.column_curvature(1.0, x, largest, sum(reach) - own)
         for (x, largest), own in zip(row, reach, strict=True)
     )
     assert total <= 1 + 1e-9
@@ -220,11 +235,11 @@ def test_no_row_is_taken_to_be_much_flatter_than_the_others(weights):
     """The first row is classified surely, so that it has no curvature worth the name. Columns are theirs alone."""
     task = Task(CLASSIFICATION["log_loss"], intercept=False)
     model = new_model(2, 1, task, COLUMNS, 0)
-    model.table[0, THETA], model.table[0, LARGEST] = 20.0, 1.0
+    model.table[0, THETA], model.table[0, COLUMN_MAX] = 20.0, 1.0
     train_on(model, as_rows(np.eye(2)), np.arange(2), np.ones(2), np.array(weights), Training(task, COLUMNS))
-    levelled, own = model.table[:, CURV, 0]
+    floored, own = model.table[:, CURV, 0]
     assert own > 0.1
-    np.testing.assert_allclose(levelled, COLUMNS.row_curvature_floor * weights[0] * own / sum(weights), rtol=1e-6)
+    np.testing.assert_allclose(floored, COLUMNS.row_curvature_floor * weights[0] * own / sum(weights), rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [*CLASSIFICATION.values(), *REGRESSION.values()])

@@ -75,10 +75,10 @@ def digest(function: Callable[..., Any]) -> str:
     parts = set()
     for each in reached(function):
         parts.add(inspect.getsource(each))
-        parts.add(f"{each.__qualname__}{each.__defaults__!r}")
+        parts.add(f"{each.__module__}.{each.__name__}{each.__defaults__!r}")
         for name, value in names(each).items():
             if not callable(value) and not isinstance(value, types.ModuleType):
-                parts.add(f"{each.__qualname__}.{name}={value!r}")
+                parts.add(f"{each.__module__}.{each.__name__}: {name}={value!r}")
         for value in vars(sys.modules[each.__module__]).values():
             if isinstance(value, type) and hasattr(value, "_fields"):
                 parts.add(f"{value.__qualname__}{value._fields!r}")
@@ -200,7 +200,7 @@ class Kernel:
         """Where the machine code is kept, once it has been called; None if nowhere."""
         self._lock = threading.Lock()
         self._dispatcher: Any = None
-        self._sealed = 0
+        self._signatures = 0
 
     def __call__(self, *args: Any) -> Any:
         if self._dispatcher is None:
@@ -212,20 +212,19 @@ class Kernel:
         except OSError as error:  # not the function's: machine code for other types of arguments could not be written
             self._dispatcher = self._do_without(error)
             result = self._dispatcher(*args)
-        if len(self._dispatcher.signatures) != self._sealed:
-            self._seal()
+        self._seal(self._dispatcher)
         return result
 
     def _open(self, args: tuple[Any, ...]) -> Any:
         """Load the machine code for arguments like these, or compile it."""
         import numba
 
-        name = f"{self.function.__name__}-{digest(self.function)}"
-        if inspect.getclosurevars(self.function).nonlocals:
-            # processes may compile it with other constants, and one load both: a name would stand for two functions
-            self.function.__qualname__ = name.replace("-", "_")
         message = f"vsgd: compiling {self.function.__name__} for this processor"
         try:
+            name = f"{self.function.__name__}-{digest(self.function)}"
+            if inspect.getclosurevars(self.function).nonlocals:
+                # processes may compile it with other constants, and one load both: a name would mean two functions
+                self.function.__qualname__ = name.replace("-", "_")
             self.folder = open_folder(name)
             dispatcher = self._caching(self.folder)
             message += ", once; later runs take it from the cache"
@@ -245,6 +244,7 @@ class Kernel:
                     raise
                 dispatcher = self._do_without(error)
                 dispatcher.compile(signature)
+        self._seal(dispatcher)
         return dispatcher
 
     def _caching(self, folder: Path) -> Any:
@@ -273,9 +273,10 @@ class Kernel:
         self.folder = None
         return compiled(self.function)
 
-    def _seal(self) -> None:
-        self._sealed = len(self._dispatcher.signatures)
-        if self.folder is not None:
+    def _seal(self, dispatcher: Any) -> None:
+        """Seal the cache if there is machine code for other types of arguments than before."""
+        if self.folder is not None and len(dispatcher.signatures) != self._signatures:
+            self._signatures = len(dispatcher.signatures)
             with contextlib.suppress(OSError):
                 seal(self.folder)
 

@@ -1,4 +1,4 @@
-"""The opponents, and the method itself, each a small pure pair of `init` and `update`.
+"""The baselines, and the algorithms of this package, each a small pure pair of `init` and `update`.
 
 They are plain arithmetic on arrays or compiled scalars, as `vsgd.core` explains. `update` returns the parameter, the
 state and the rate it used. Those that take a second gradient also say where, by a `probe`.

@@ -1,8 +1,8 @@
-"""Runs an algorithm on a problem, many times over.
+"""Repeated runs of an algorithm on a test problem.
 
-All algorithms see the same samples: noise is drawn beforehand, one stream a run, from one seed. Run r is
-therefore the same whatever the number of runs or threads. Results are the parameters at a few checkpoints;
-losses follow from them in closed form.
+All algorithms see the same samples: noise is drawn beforehand, one stream per run, from one seed. Run r therefore does
+not depend on the number of runs or threads. Results are the parameters at a few checkpoints; losses follow from them in
+closed form.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ START = 1.0
 """θ at the start, one away from the optimum."""
 
 DIVERGED = 1e100
-"""A parameter that gets this far is counted as infinite from then on."""
+"""A parameter larger than this is counted as infinite from then on."""
 
 BOOTSTRAP = 10
 """Samples shown before the first update to those algorithms that ask for it."""
 
 
 class Noise(NamedTuple):
-    """Standard normal samples, runs × minibatches × n (× dimensions), and which of them are there at all."""
+    """Standard normal samples, runs × minibatches × n (× dimensions), and which of them have a non-zero gradient."""
 
     normal: Any
     present: Any
     lead: int
-    """The first so many minibatches come before the first update."""
+    """How many minibatches come before the first update."""
 
     @property
     def updates(self) -> int:
@@ -73,10 +73,10 @@ def simulate(
 
     Args:
         problem: what to minimize.
-        algorithm: with what.
+        algorithm: the optimizer.
         noise: from `draw_noise`.
         checkpoints: after how many updates to store the parameter; 0 is the start.
-        centers: where the optimum is at each update, if it moves; 0 otherwise.
+        centers: the optimum at each update, if it moves; 0 by default.
     """
     if not isinstance(problem, Elementary):
         return simulate_vectorized(problem, algorithm, noise, checkpoints, centers)
@@ -110,7 +110,7 @@ def _start(algorithm: Algorithm, noise: Noise) -> int:
 
 
 def _padded(centers: Any, noise: Noise) -> Any:
-    """The optimum at every minibatch: where it is at first, before the first update."""
+    """The optimum at every minibatch, those before the first update included."""
     if centers is None:
         return np.zeros(noise.lead + noise.updates)
     return np.concatenate([np.full(noise.lead, centers[0]), centers])
@@ -189,7 +189,7 @@ def _fused_runs(
     thetas: Any,
     rates: Any,
 ) -> None:
-    """Every run from start to end in scalars, nothing stored but the checkpoints. Compiled."""
+    """All runs one after the other, in scalars; only the checkpoints are stored. Compiled."""
     runs, batches, n = normal.shape
     grads = np.empty(n)
     for run in range(runs):

@@ -1,7 +1,7 @@
 """One pass of minibatches over sparse rows.
 
-Plain Python, compiled by `vsgd.jit`. A column that no row of a minibatch touches is neither read nor written. What an
-algorithm does in its own way is in `column_phases` and `paper_phases`.
+Plain Python, compiled by `vsgd.jit`. A column that no row of a minibatch touches is neither read nor written. How
+algorithms measure a minibatch is in `column_phases` and `paper_phases`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from vsgd.linear.losses import Task, slopes
-from vsgd.linear.minibatch import Workspace, gather, load, moments_of, store
-from vsgd.linear.model import LARGEST, SEEN, THETA, Model
+from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_state, state_of, store
+from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
 from vsgd.linear.penalty import penalized, stop_at_zero
 from vsgd.linear.rows import Rows
 
 
 def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
-    """Add what `direction` does to the margins of the rows; slopes there, and the total loss."""
+    """Add X · direction to the margins; slopes of the losses there, in `slope`. Returns the total loss."""
     entry_slot, entry_value = work.entry_slot, work.entry_value
     outputs = np.uint64(work.margin.shape[1])
     loss = 0.0
@@ -34,41 +34,42 @@ def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task,
     return loss
 
 
-def notice_largest(slots: int, work: Workspace) -> None:
-    """Keep the largest |x| of each column."""
+def update_column_max(slots: int, work: Workspace) -> None:
+    """Update the largest |x| of each column."""
     state = work.state
     outputs = np.uint64(work.margin.shape[1])
     for s in range(np.uint64(slots)):
         for c in range(s * outputs, (s + np.uint64(1)) * outputs):
-            state[LARGEST, c] = max(state[LARGEST, c], work.largest[s])
-        work.largest[s] = 0.0
+            state[COLUMN_MAX, c] = max(state[COLUMN_MAX, c], work.column_max[s])
+        work.column_max[s] = 0.0
 
 
-def average(coordinates: int, work: Workspace) -> None:
-    """Sums to means over the samples."""
+def average_moments(coordinates: int, work: Workspace) -> None:
+    """Turn sums over the samples into means."""
     moments = work.moments
     for c in range(np.uint64(coordinates)):
-        share = 1.0 / work.samples[c]
+        weight = 1.0 / work.samples[c]
         for field in range(4):
-            moments[field, c] *= share
+            moments[field, c] *= weight
 
 
 def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
-    """Add the penalty to the means; the intercept has none."""
+    """Add the penalty to the moments; the intercept has none."""
     outputs = work.margin.shape[1]
     for s in range(slots):
         if work.column[s] == len(work.slot_of) - 1 and task.intercept:
             continue
         for c in range(s * outputs, (s + 1) * outputs):
-            rarity = model.progress[2] / (work.state[SEEN, c] + work.samples[c])
-            batch = penalized(moments_of(work, c), work.state[THETA, c], task.l1 * rarity, task.l2 * rarity)
+            inverse_frequency = model.progress[ROWS] / (work.state[SEEN, c] + work.samples[c])
+            l1, l2 = task.l1 * inverse_frequency, task.l2 * inverse_frequency
+            batch = penalized(moments_of(work, c), work.state[THETA, c], l1, l2)
             for field in range(4):
                 work.moments[field, c] = batch[field]
 
 
-def smooth(slots: int, model: Model, task: Task, work: Workspace) -> None:
-    """Stop at the kink of an L1 penalty, and average the iterates, if wanted."""
-    known = model.table.reshape(-1)
+def clip_at_zero_and_average(slots: int, model: Model, task: Task, work: Workspace) -> None:
+    """Stop at the kink of an L1 penalty, and average the iterates, as the task says."""
+    flat = model.table.reshape(-1)
     outputs = work.margin.shape[1]
     for s in range(slots):
         column = work.column[s]
@@ -76,18 +77,18 @@ def smooth(slots: int, model: Model, task: Task, work: Workspace) -> None:
         for k in range(outputs):
             c = s * outputs + k
             if task.l1 > 0 and has_penalty:
-                work.state[THETA, c] = stop_at_zero(known[work.place[c]], work.state[THETA, c])
+                work.state[THETA, c] = stop_at_zero(flat[work.theta_at[c]], work.state[THETA, c])
             if task.average:
-                off = work.state[THETA, c] - model.average[column, k]
-                model.average[column, k] += off / math.sqrt(work.state[SEEN, c])
+                distance = work.state[THETA, c] - model.average[column, k]
+                model.average[column, k] += distance / math.sqrt(work.state[SEEN, c])
 
 
-def pass_with(measure: Callable[..., float], update: Callable[..., None]) -> Callable[..., float]:
-    """The pass of an algorithm, from the two phases that are its own.
+def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Callable[..., float]:
+    """Make the pass of an algorithm from how it measures a minibatch, and from its update.
 
     Args:
         measure: (batch, slots, model, targets, weights, task, config, work) → the loss; sums moments over the samples.
-        update: (coordinates, config, work); the algorithm's update of each coordinate.
+        update: (theta, state, batch, count, config) → theta, state, info; that of the algorithm, for one coordinate.
     """
 
     def train(
@@ -101,22 +102,25 @@ def pass_with(measure: Callable[..., float], update: Callable[..., None]) -> Cal
         config: Any,
         work: Workspace,
     ) -> float:
-        """Learn from the rows named by `order`. The total loss of all minibatches, each before it was learnt from."""
+        """Train on the rows named by `order`. Returns the total loss of all minibatches, each before the update."""
         loss = 0.0
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            model.progress[1] += 1
-            model.progress[2] += len(batch)
+            model.progress[BATCHES] += 1
+            model.progress[ROWS] += len(batch)
             slots = gather(rows, batch, task.intercept, work)
             coordinates = slots * model.table.shape[2]
             load(slots, model.table, work)
             loss += measure(batch, slots, model, targets, weights, task, config, work)
-            average(coordinates, work)
+            average_moments(coordinates, work)
             if task.l1 + task.l2 > 0:
                 penalize(slots, model, task, work)
-            update(coordinates, config, work)
+            for c in range(np.uint64(coordinates)):
+                theta = work.state[THETA, c]
+                theta, state, _ = update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
+                set_state(work, c, theta, state)
             if task.l1 > 0 or task.average:
-                smooth(slots, model, task, work)
+                clip_at_zero_and_average(slots, model, task, work)
             store(coordinates, model.table, work)
         return loss
 

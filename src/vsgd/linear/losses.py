@@ -1,6 +1,6 @@
-"""Losses of a linear model, and their slopes in the margin. Plain scalar functions, compiled into the kernel.
+"""Losses of a linear model, and their slopes in the margin. Plain scalar functions, compiled into the pass.
 
-A loss is a number there, so that one compiled kernel serves them all. Binary targets are −1 and 1.
+A loss is selected by a number, so that one compiled pass serves them all. Binary targets are −1 and 1.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ REGRESSION = {
 }
 
 LARGEST_LOG_MEAN = 100.0
-"""Poisson means beyond exp of this are not told apart; their squares would overflow."""
+"""The log of a Poisson mean is clipped here, since larger squares would overflow."""
 
 
 class Task(NamedTuple):
-    """What a linear model is asked to minimise.
+    """What a linear model minimizes.
 
     Attributes:
         loss: one of the numbers above.
-        parameter: where the Huber loss turns linear, the insensitive width, or the quantile.
-        softmax: whether the outputs compete for one class (`LOG` only).
-        one_vs_rest: whether each output tells one class from the others.
-        natural_unit: whether a margin of 1 means something by itself; else residuals give the unit.
-        first_output: number of the first output, when outputs are spread over threads.
+        parameter: where the Huber loss becomes linear, the insensitive width, or the quantile.
+        softmax: whether the outputs are the logits of one softmax (`LOG` only).
+        one_vs_rest: whether each output separates one class from the others.
+        natural_unit: whether 1 is the unit of a margin, as in classification; otherwise residuals give the unit.
+        first_output: number of the first output, when outputs are distributed over threads.
         l1: weight of Σ|θ|, per sample.
         l2: weight of ½Σθ², per sample.
         intercept: whether the last column is a constant 1.
@@ -113,7 +113,7 @@ def value(loss: int, parameter: float, margin: float, target: float) -> float:
 
 
 def softmax_slopes(margin: Any, row: int, target: float, weight: float, out: Any) -> float:
-    """Slopes of the log loss of competing outputs, in a row of `out`; the loss."""
+    """Slopes of the softmax log loss at the margins of a row, in that row of `out`. Returns the loss."""
     outputs = margin.shape[1]
     largest = margin[row, 0]
     for k in range(1, outputs):
@@ -130,17 +130,17 @@ def softmax_slopes(margin: Any, row: int, target: float, weight: float, out: Any
 
 
 def slopes(task: Task, margin: Any, row: int, target: float, weight: float, out: Any) -> float:
-    """Slopes of all outputs at the margins of a row, in that row of `out`; the loss.
+    """Slopes of all outputs at the margins of a row, in that row of `out`. Returns the loss.
 
-    With several outputs the target is a class, and output k is to tell class k from the others.
+    With several outputs the target is a class, and output k separates class k from the others.
     """
     if task.softmax:
         return softmax_slopes(margin, row, target, weight, out)
     loss = 0.0
     for k in range(margin.shape[1]):
-        wanted = target
+        label = target
         if task.one_vs_rest:
-            wanted = 1.0 if k + task.first_output == target else -1.0
-        out[row, k] = weight * slope(task.loss, task.parameter, margin[row, k], wanted)
-        loss += weight * value(task.loss, task.parameter, margin[row, k], wanted)
+            label = 1.0 if k + task.first_output == target else -1.0
+        out[row, k] = weight * slope(task.loss, task.parameter, margin[row, k], label)
+        loss += weight * value(task.loss, task.parameter, margin[row, k], label)
     return loss

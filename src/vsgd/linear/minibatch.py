@@ -1,4 +1,4 @@
-"""The elements of one minibatch and the coordinates they touch, laid out for the kernel. Compiled with it."""
+"""The elements of one minibatch and the coordinates they touch, in contiguous arrays. Compiled into the pass."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from vsgd.core import Moments, State
 from vsgd.linear.model import CURV, CURV_SQ, FIELDS, GRAD, GRAD_SQ, MEMORY, SEEN, THETA
 from vsgd.linear.rows import Rows
 
-NOWHERE = np.uint32(2**32 - 1)
+NO_SLOT = np.uint32(2**32 - 1)
 """The slot of a column that is not in the minibatch."""
 
 
 class Workspace(NamedTuple):
-    """Room for one minibatch: a slot for each of its columns, an entry for each non-zero element.
+    """Buffers for one minibatch: a slot for each of its columns, an entry for each non-zero element.
 
-    A coordinate is one output of a slot. What is known of coordinates stands here field by field, so that the rule
-    takes several of them through the processor at a time.
+    A coordinate is one output of a slot. State and moments are stored field by field, so that the processor updates
+    several coordinates at a time.
 
     Attributes:
-        slot_of: the slot of a column, or `NOWHERE`.
-        column, count, largest: of a slot; in how many rows it is, and its largest |x|.
-        place: where the table has the θ of a coordinate.
+        slot_of: the slot of each column, or `NO_SLOT`.
+        column, count, column_max: per slot: its column, in how many rows it occurs, its largest |x| in the minibatch.
+        theta_at: per coordinate: the index of its θ in the flattened table.
         state: fields × coordinates, as in the table.
-        samples, delta: of a coordinate; `count` again, and δ.
-        moments: 4 × coordinates; sums over the samples, and averages in the end.
-        entry_slot, entry_value: row after row.
-        row_end: where the entries of the rows end; before the first row, 0.
-        margin, slope, shifted: rows × outputs; slopes at θ, and beside it.
-        curvature, reach: rows × outputs; of the loss in the output, and Σ |x| δ.
+        samples, delta: per coordinate: the number of its samples, and its probe offset δ.
+        moments: 4 × coordinates: sums over the samples, then means.
+        entry_slot, entry_value: per entry, row after row.
+        row_end: index after the last entry of each row, preceded by 0.
+        margin, slope, probed_slope: rows × outputs: the output, and the slope of the loss at θ and at the probe.
+        curvature, row_probe_norm: rows × outputs: curvature of the loss in the output, and Σ |x| δ over the row.
     """
 
     slot_of: Any
     column: Any
     count: Any
-    largest: Any
-    place: Any
+    column_max: Any
+    theta_at: Any
     state: Any
     samples: Any
     delta: Any
@@ -47,25 +47,25 @@ class Workspace(NamedTuple):
     row_end: Any
     margin: Any
     slope: Any
-    shifted: Any
+    probed_slope: Any
     curvature: Any
-    reach: Any
+    row_probe_norm: Any
 
 
 def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
-    """Enough room for the longest rows to meet in one minibatch.
+    """Buffers large enough for a minibatch of the longest rows.
 
-    Indices are unsigned, which spares the compiled loops the question whether one counts from the end.
+    Indices are unsigned, so that compiled loops need not handle negative ones.
     """
     batch_size = min(batch_size, len(rows.length))
     entries = int(np.sort(rows.length)[len(rows.length) - batch_size :].sum()) + batch_size
     slots = min(columns, entries)
     return Workspace(
-        slot_of=np.full(columns, NOWHERE),
+        slot_of=np.full(columns, NO_SLOT),
         column=np.empty(slots + 1, np.uint32),
         count=np.zeros(slots),
-        largest=np.zeros(slots),
-        place=np.empty(slots * outputs, np.uint64),
+        column_max=np.zeros(slots),
+        theta_at=np.empty(slots * outputs, np.uint64),
         state=np.empty((FIELDS, slots * outputs)),
         samples=np.empty(slots * outputs),
         delta=np.empty(slots * outputs),
@@ -75,34 +75,34 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
         row_end=np.zeros(batch_size + 1, np.uint64),
         margin=np.empty((batch_size, outputs)),
         slope=np.empty((batch_size, outputs)),
-        shifted=np.empty((batch_size, outputs)),
+        probed_slope=np.empty((batch_size, outputs)),
         curvature=np.empty((batch_size, outputs)),
-        reach=np.empty((batch_size, outputs)),
+        row_probe_norm=np.empty((batch_size, outputs)),
     )
 
 
 def enter(column: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any:
-    """Lay out one element; a column met for the first time gets the next slot. How many slots there are now.
+    """Append one element; a column seen for the first time gets the next slot. Returns the number of slots used.
 
-    Whether it is the first time cannot be foreseen, so there is no branch: what is noted of the next slot in vain will
-    be overwritten.
+    There is no branch, since the processor could not predict it: what is written to the next slot in vain will be
+    overwritten.
     """
     slot = work.slot_of[column]
-    is_new = slot == NOWHERE
+    is_new = slot == NO_SLOT
     slot = slots if is_new else slot
     work.slot_of[column] = slot
     work.column[slots] = column
     work.count[slot] += 1.0
-    work.largest[slot] = max(work.largest[slot], abs(x))
+    work.column_max[slot] = max(work.column_max[slot], abs(x))
     work.entry_slot[entry] = slot
     work.entry_value[entry] = x
     return np.uint32(slots + np.uint32(is_new))
 
 
 def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
-    """Lay out the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
+    """Collect the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
 
-    How many slots they take.
+    Returns the number of slots used.
     """
     slots = np.uint32(0)
     entry = np.uint64(0)
@@ -123,28 +123,28 @@ def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
 
 
 def load(slots: int, table: Any, work: Workspace) -> None:
-    """Copy what the table has of the coordinates of the minibatch, and free the slots for the next one.
+    """Copy the coordinates of the minibatch from the table, and free the slots for the next one.
 
-    The loop for θ alone is a light one, so that many lines are on their way from memory at the same time.
+    The loop for θ alone does little else, so that many cache lines are fetched at the same time.
     """
     outputs = table.shape[2]
     coordinates = slots * outputs
-    state, place, samples = work.state, work.place, work.samples
-    known = table.reshape(-1)
+    state, theta_at, samples = work.state, work.theta_at, work.samples
+    flat = table.reshape(-1)
     for s in range(np.uint64(slots)):
         column = work.column[s]
-        work.slot_of[column] = NOWHERE
+        work.slot_of[column] = NO_SLOT
         for k in range(np.uint64(outputs)):
             coordinate = s * np.uint64(outputs) + k
-            place[coordinate] = column * np.uint64(FIELDS * outputs) + k
+            theta_at[coordinate] = column * np.uint64(FIELDS * outputs) + k
             samples[coordinate] = work.count[s]
     work.count[:slots] = 0.0
     for c in range(np.uint64(coordinates)):
-        state[THETA, c] = known[place[c]]
+        state[THETA, c] = flat[theta_at[c]]
     for c in range(np.uint64(coordinates)):
-        at = place[c]
+        first = theta_at[c]
         for field in range(GRAD, FIELDS):
-            state[field, c] = known[at + np.uint64(field * outputs)]
+            state[field, c] = flat[first + np.uint64(field * outputs)]
     for field in range(4):
         work.moments[field, :coordinates] = 0.0
 
@@ -152,10 +152,10 @@ def load(slots: int, table: Any, work: Workspace) -> None:
 def store(coordinates: int, table: Any, work: Workspace) -> None:
     """Copy the coordinates back to the table."""
     outputs = np.uint64(table.shape[2])
-    known = table.reshape(-1)
+    flat = table.reshape(-1)
     for c in range(np.uint64(coordinates)):
         for field in range(FIELDS):
-            known[work.place[c] + field * outputs] = work.state[field, c]
+            flat[work.theta_at[c] + field * outputs] = work.state[field, c]
 
 
 def state_of(work: Workspace, c: Any) -> State:

@@ -1,4 +1,4 @@
-"""All that a linear model remembers."""
+"""The parameters and statistics of a linear model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from vsgd.algorithms.paper import Paper
 from vsgd.linear.losses import Task
 
 FIELDS = 8
-THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, LARGEST = range(FIELDS)
-"""What the table has of a coordinate: θ, the four averages, τ, how many samples, and their largest |x|."""
+THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, COLUMN_MAX = range(FIELDS)
+"""Fields of a coordinate in the table: θ, the four moving averages, τ, samples seen, and the largest |x| so far."""
+
+SEED, BATCHES, ROWS = range(3)
+"""Fields of `Model.progress`: the seed of the probes; minibatches and rows so far."""
 
 
 class Model(NamedTuple):
-    """All that a linear model remembers, changed in place by `train`.
+    """The parameters and statistics of a linear model, changed in place by a pass.
 
     Attributes:
-        table: columns × 8 × outputs.
+        table: columns × 8 × outputs; the fields above.
         average: columns × outputs, the averaged θ; empty if there is no averaging.
-        curvature: 2 × outputs, sums over all rows so far: their curvature in the output, and their weight.
-        residual: a typical |margin − target|, for losses that do not say what a margin of 1 means.
-        progress: a seed, minibatches and rows so far.
+        curvature: 2 × outputs, sums over all rows so far: curvature of the loss in the output, and weight.
+        residual: EMA of |margin − target|: the unit of the output, for losses without one.
+        progress: seed, minibatches, rows.
     """
 
     table: Any
@@ -35,7 +38,7 @@ class Model(NamedTuple):
 
 
 def aligned_zeros(shape: tuple[int, ...]) -> Any:
-    """Zeros that begin with a cache line, 64 bytes."""
+    """Zeros, aligned to a cache line of 64 bytes."""
     size = int(np.prod(shape))
     room = np.zeros(size + 8)
     first = -room.ctypes.data % 64 // 8

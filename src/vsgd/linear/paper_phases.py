@@ -11,14 +11,14 @@ import numpy as np
 
 from vsgd.algorithms import paper
 from vsgd.core import curvature
-from vsgd.linear.kernel import evaluate, notice_largest
+from vsgd.linear.kernel import evaluate, update_column_max
 from vsgd.linear.losses import Task
-from vsgd.linear.minibatch import Workspace, add_sample, moments_of, set_state, state_of
+from vsgd.linear.minibatch import Workspace, add_sample, state_of
 from vsgd.linear.model import THETA, Model
 
 
 def choose_probes(batch: Any, coordinates: int, config: paper.Paper, work: Workspace) -> None:
-    """δ of each coordinate, from the mean gradient of the minibatch."""
+    """The probe offset δ of each coordinate; the mean gradient of the minibatch takes part in the bootstrap."""
     outputs = np.uint64(work.margin.shape[1])
     work.delta[:coordinates] = 0.0
     for i in range(len(batch)):
@@ -30,8 +30,8 @@ def choose_probes(batch: Any, coordinates: int, config: paper.Paper, work: Works
         work.delta[c] = paper.probe(state_of(work, c), work.delta[c] / samples, samples, config)
 
 
-def sum_up(batch: Any, work: Workspace) -> None:
-    """Sum the moments of the samples."""
+def sum_moments(batch: Any, work: Workspace) -> None:
+    """Sum the moments over the samples."""
     outputs = np.uint64(work.margin.shape[1])
     for i in range(len(batch)):
         for e in range(work.row_end[i], work.row_end[i + 1]):
@@ -39,7 +39,7 @@ def sum_up(batch: Any, work: Workspace) -> None:
             for k in range(outputs):
                 c = work.entry_slot[e] * outputs + k
                 grad = work.slope[i, k] * x
-                add_sample(work, c, grad, curvature(grad, work.shifted[i, k] * x, work.delta[c]))
+                add_sample(work, c, grad, curvature(grad, work.probed_slope[i, k] * x, work.delta[c]))
 
 
 def measure(
@@ -52,19 +52,11 @@ def measure(
     config: paper.Paper,
     work: Workspace,
 ) -> float:
-    """Gradients at θ and at θ + δ, all coordinates moved at once. The loss of the minibatch."""
-    notice_largest(slots, work)
+    """Sum gradients and curvatures over the samples, from slopes at θ and at θ + δ. Returns the total loss."""
+    update_column_max(slots, work)
     work.margin[:] = 0.0
     loss = evaluate(work.state[THETA], batch, targets, weights, task, work, work.slope)
     choose_probes(batch, slots * work.margin.shape[1], config, work)
-    evaluate(work.delta, batch, targets, weights, task, work, work.shifted)
-    sum_up(batch, work)
+    evaluate(work.delta, batch, targets, weights, task, work, work.probed_slope)
+    sum_moments(batch, work)
     return loss
-
-
-def update(coordinates: int, config: paper.Paper, work: Workspace) -> None:
-    """`paper.update` of each coordinate."""
-    for c in range(np.uint64(coordinates)):
-        theta = work.state[THETA, c]
-        theta, new, _ = paper.update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
-        set_state(work, c, theta, new)

@@ -1,7 +1,7 @@
-"""L1 and L2 penalties for coordinates that are seen only now and then. Plain arithmetic, like the rule.
+"""L1 and L2 penalties for sparse columns. Plain arithmetic, as `vsgd.core` explains.
 
-A coordinate that a share p of the samples touches is told of the penalty only then, 1/p times as strong. Where the
-method settles is therefore where the whole penalized loss settles, and nothing is done to a coordinate between.
+The penalty on a column is applied only in minibatches that contain it, scaled by the inverse of its frequency p, so its
+expectation is unchanged, and nothing has to be done to a column that a minibatch does not contain.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from vsgd.core import Array, Moments
 
 
 def penalized(batch: Moments, theta: Array, l1: Array, l2: Array) -> Moments:
-    """The moments of a minibatch whose samples each carry l1 |θ| + ½ l2 θ² in their loss.
+    """The moments of a minibatch when l1 |θ| + ½ l2 θ² is added to the loss of every sample.
 
-    At θ = 0 the slope of |θ| is whatever between −1 and 1 leaves the least gradient.
+    At θ = 0 the subgradient of |θ| is the one that leaves the smallest gradient.
     """
     at_zero = theta == 0
-    kept = (batch.grad > l1) * (batch.grad - l1) + (batch.grad < -l1) * (batch.grad + l1)
-    slope = l2 * theta + l1 * ((theta > 0) * 1.0 - (theta < 0) * 1.0) + at_zero * (kept - batch.grad)
+    remaining = (batch.grad > l1) * (batch.grad - l1) + (batch.grad < -l1) * (batch.grad + l1)
+    slope = l2 * theta + l1 * ((theta > 0) * 1.0 - (theta < 0) * 1.0) + at_zero * (remaining - batch.grad)
     return Moments(
         grad=batch.grad + slope,
         grad_sq=batch.grad_sq + slope * (batch.grad + batch.grad + slope),
@@ -26,5 +26,5 @@ def penalized(batch: Moments, theta: Array, l1: Array, l2: Array) -> Moments:
 
 
 def stop_at_zero(before: Array, after: Array) -> Array:
-    """A step across the kink of |θ| ends on it."""
+    """A step across the kink of |θ| at 0 ends there."""
     return after * (before * after >= 0)

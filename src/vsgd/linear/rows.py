@@ -1,4 +1,4 @@
-"""Rows of a matrix, sparse or dense, in the one form that the kernel reads."""
+"""Rows of a matrix, sparse or dense, in the one layout that compiled code reads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scramble(number: Any) -> Any:
     return number ^ (number >> np.uint64(31))
 
 
-def largest(rows: Rows, sizes: Any) -> None:
+def find_column_max(rows: Rows, sizes: Any) -> None:
     """Raise `sizes` to the largest |x| of each column."""
     for i in range(len(rows.length)):
         for t in range(rows.length[i]):
@@ -56,9 +56,9 @@ def largest(rows: Rows, sizes: Any) -> None:
 
 
 def fingerprints(rows: Rows, bits: Any, sizes: Any, exact: Any, rough: Any) -> None:
-    """Add to `exact` and `rough` what depends on the non-zero elements of a row, not on how they are stored.
+    """Add hashes of the non-zero elements of each row, which do not depend on how they are stored.
 
-    The rough print is of the elements in 2²⁴ths of the largest of their column: its unit does not matter there.
+    `rough` hashes the elements in units of 2⁻²⁴ of the largest of their column, so that its scale does not matter.
     """
     for i in range(len(rows.length)):
         for t in range(rows.length[i]):
@@ -73,7 +73,7 @@ def fingerprints(rows: Rows, bits: Any, sizes: Any, exact: Any, rough: Any) -> N
 
 
 class Distinct(NamedTuple):
-    """One of each set of equal samples, and what the set weighs."""
+    """One of each set of equal samples, and the total weight of the set."""
 
     rows: Any
     weights: Any
@@ -82,8 +82,8 @@ class Distinct(NamedTuple):
 def distinct(rows: Rows, targets: Any, weights: Any, columns: int) -> Distinct:
     """Merge samples that are equal in row and target; their weights add up. Samples without weight are dropped.
 
-    A weight and a multiplicity are then the same thing. The order of the result depends neither on that of the samples
-    nor on the units of columns and target.
+    A weight then equals a multiplicity. The order of the result depends neither on that of the samples nor on the units
+    of columns and target.
     """
     given = np.flatnonzero(weights > 0)
     if len(given) == 0:
@@ -93,7 +93,7 @@ def distinct(rows: Rows, targets: Any, weights: Any, columns: int) -> Distinct:
     )
     targets, weights = targets[given].astype(np.float64), weights[given]
     sizes = np.zeros(columns)
-    kept(largest)(rows, sizes)
+    kept(find_column_max)(rows, sizes)
     exact = targets.view(np.uint64).copy()
     rough = np.round(targets / (np.abs(targets).max() or 1) * 2.0**24).astype(np.int64).view(np.uint64)
     kept(fingerprints)(rows, rows.data.astype(np.float64).view(np.uint64), sizes, exact, rough)

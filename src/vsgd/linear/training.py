@@ -1,4 +1,4 @@
-"""Passes over rows: shuffled, spread over threads, stopped when nothing improves any more."""
+"""Passes over rows: in shuffled order, over threads, until the loss no longer improves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
 
-COLUMN_PASS = pass_with(column_phases.measure, column_phases.update)
-PAPER_PASS = pass_with(paper_phases.measure, paper_phases.update)
+COLUMN_PASS = pass_with(column_phases.measure, columns.update)
+PAPER_PASS = pass_with(paper_phases.measure, paper.update)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Training:
 
 
 def split(model: Model, parts: int) -> list[Model]:
-    """The same model as several, a few outputs each."""
+    """Copies of a model with a few outputs each."""
     tables = np.array_split(model.table, parts, axis=2)
     averages = np.array_split(model.average, parts, axis=1)
     curvatures = np.array_split(model.curvature, parts, axis=1)
@@ -57,7 +57,7 @@ def split(model: Model, parts: int) -> list[Model]:
 
 
 def join(model: Model, parts: list[Model]) -> None:
-    """Put the parts back."""
+    """Copy the parts back into the model."""
     np.concatenate([part.table for part in parts], axis=2, out=model.table)
     np.concatenate([part.average for part in parts], axis=1, out=model.average)
     np.concatenate([part.curvature for part in parts], axis=1, out=model.curvature)
@@ -65,10 +65,10 @@ def join(model: Model, parts: list[Model]) -> None:
 
 
 def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
-    """One pass over the rows in this order; the mean loss of the rows, each before it was learnt from.
+    """One pass over the rows in this order; the mean loss of the rows, each before its update.
 
-    Outputs that each tell one class from the rest share nothing, so threads take a few outputs each. The result does
-    not depend on how many threads there are.
+    The outputs of one-vs-rest share nothing, so each thread takes a few of them. The result does not depend on the
+    number of threads.
     """
     outputs = model.table.shape[2]
     parts = min(training.threads, outputs) if training.task.one_vs_rest else 1
@@ -76,7 +76,7 @@ def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, t
     first = np.cumsum([0] + [part.table.shape[2] for part in models])
     run = kept(COLUMN_PASS if isinstance(training.options, Columns) else PAPER_PASS)
 
-    def work(i: int) -> float:
+    def train_part(i: int) -> float:
         table = models[i].table
         space = workspace(rows, table.shape[0], table.shape[2], training.batch_size)
         task = training.task._replace(first_output=int(first[i]))
@@ -84,10 +84,10 @@ def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, t
         return float(run(models[i], *arguments))
 
     if parts == 1:
-        total = work(0)
+        total = train_part(0)
     else:
         with ThreadPoolExecutor(parts) as pool:
-            total = sum(pool.map(work, range(parts)))
+            total = sum(pool.map(train_part, range(parts)))
         join(model, models)
     return total / float(weights[order].sum())
 
@@ -98,7 +98,7 @@ def coefficients(model: Model, task: Task) -> Any:
 
 
 def learning_rates(model: Model, options: Columns | Paper) -> Any:
-    """η* of every coordinate for one more sample; 0 for those that have seen too few to learn."""
+    """η* of every coordinate for one more sample; 0 during its bootstrap."""
     mean = Moments(*(model.table[:, field] for field in range(GRAD, CURV_SQ + 1)))
     if isinstance(options, Columns):
         return columns.rate(mean, 1, options)
@@ -106,7 +106,7 @@ def learning_rates(model: Model, options: Columns | Paper) -> Any:
 
 
 def mostly_learns(model: Model, options: Columns | Paper) -> bool:
-    """Do most non-zero elements seen so far belong to coordinates that have seen enough to learn?"""
+    """Do most non-zero elements seen so far belong to coordinates that are past their bootstrap?"""
     seen = model.table[:, SEEN]
     bootstrap = 0.0 if isinstance(options, Columns) else options.bootstrap
     return bool(seen[seen >= bootstrap].sum() > seen.sum() / 2)
@@ -121,7 +121,7 @@ def mean_loss(margins: Any, targets: Any, weights: Any, task: Task) -> float:
 
 
 class Patience:
-    """Says when the best loss has not improved, by a share `tol` of the first one, for `patience` passes in a row."""
+    """Stops when the best loss has not improved by `tol` times the first one for `patience` passes in a row."""
 
     def __init__(self, tol: float | None, patience: int):
         self.tol = tol
@@ -140,6 +140,6 @@ class Patience:
 
 
 def shuffles(rows: Any, rng: np.random.Generator) -> Iterator[Any]:
-    """Random orders of these rows, without end."""
+    """Endless random orders of these rows."""
     while True:
         yield rng.permutation(rows)

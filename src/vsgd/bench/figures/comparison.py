@@ -35,7 +35,7 @@ pair) and n = 10 (lower). Blue is a loss below the initial one, red above, white
 logarithmic and one for each column, from the best final median in it to as much above the start, four decades at
 most. SGD, AdaGrad and the natural gradient each need another setting for another column. vSGD breaks on abs, whose
 samples show no curvature. vSGD-fd, at the bottom, has no setting. Its one failure is gauss with A = 10, σ² = 0.1 and
-n = 1: the shift δ = ḡ there reaches beyond the bowl, sees a flat loss, and over-steps. Two curiosities come from
+n = 1: the probe δ = ḡ there reaches beyond the bowl, sees a flat loss, and over-steps. Two curiosities come from
 starting exactly 1 away: steps of fixed length on abs return to where they were at every even update (white), and
 AdaGrad's first step with η = 1 lands on the optimum by chance (a dark first column)."""
 
@@ -68,7 +68,7 @@ def final_medians(results: Results) -> dict[str, Any]:
 
 
 def column_scales(results: Results) -> Any:
-    """Decades that the colours of a column span: as far as its best row goes, at least half of one."""
+    """Decades that the colors of a column span: as far as its best row goes, at least half of one."""
     with np.errstate(divide="ignore"):
         best = -np.log10(np.min(list(final_medians(results).values()), axis=0))
     return np.clip(best, 0.5, MOST_DECADES)
@@ -127,7 +127,7 @@ def _label_columns(axis: Any, lefts: list[int], scales: Any, height: int) -> Non
             axis.plot([center - 1.5 * CELL, center + 1.5 * CELL], [-20, -20], color="0.6", lw=0.8, clip_on=False)
         axis.text(center, -6, f"A={problem.scale:g}", ha="center", fontsize=6.5)
         axis.text(center, height + 12, f"{scale:.1f}", ha="center", fontsize=6.5, color="0.35")
-    axis.text(-4, height + 12, "decades to full colour", ha="right", fontsize=6.5, color="0.35")
+    axis.text(-4, height + 12, "decades to full color", ha="right", fontsize=6.5, color="0.35")
 
 
 def _legend(canvas: Canvas, request: Request) -> None:

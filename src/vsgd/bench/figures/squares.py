@@ -17,18 +17,18 @@ PROBLEM = Elementary("quad", 1.0, 1.0)
 ALGORITHMS: tuple[tuple[Algorithm, str], ...] = ((sgd(0.01), ORANGE), (sgd(1.0), RED), (vsgd_fd(), BLUE))
 TRIALS = 8
 MOST_DECADES = 4.0
-"""Colours tell apart losses down to 1e-4 of the first; below, all is the darkest blue."""
+"""Colors tell apart losses down to 1e-4 of the first; below, all is the darkest blue."""
 COLORS = "RdBu_r"
 
 CAPTION = """Left: learning curves of three algorithms on (θ − ξ)², eight trials each (thin) and their mean (thick),
 measured at powers of two. Right: the same data as one square an algorithm. Time runs to the right on a log₂
 scale; at each time the trials are sorted, the worst on top. White is the loss at the start, blue is lower, red is
 higher, on a log scale. A square that turns blue on its right side has learned, red means that it overjumped, and
-the range of colours from top to bottom is the variability between trials."""
+the range of colors from top to bottom is the variability between trials."""
 
 
 def decades(ratio: Any) -> Any:
-    """log₁₀ of a loss ratio, within what the colours can show."""
+    """log₁₀ of a loss ratio, within what the colors can show."""
     with np.errstate(divide="ignore"):
         return np.clip(np.log10(ratio), -MOST_DECADES, MOST_DECADES)
 

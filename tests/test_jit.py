@@ -1,0 +1,310 @@
+"""Compiled functions: what they reach, and machine code on disk that is never stale and never needed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import vsgd
+from vsgd import jit
+from vsgd.algorithms import columns, paper
+from vsgd.bench import baselines
+
+TINY = """
+from vsgd import parts
+from vsgd.parts import Pair, times
+
+def combine(pair, plus):
+    return times(pair.left, parts.FACTOR) - parts.raised(pair.right) + plus
+
+def scaled_by(factor):
+    def scaled(x):
+        return times(x, factor)
+    return scaled
+
+def positive(x):
+    if x < 0:
+        raise ValueError("negative")
+    return x
+
+def impossible(x):
+    return x.nothing
+"""
+
+PARTS = """
+from typing import NamedTuple
+
+FACTOR = 3.0
+OFFSET = 0.5
+
+class Pair(NamedTuple):
+    left: float
+    right: float
+
+def times(a, b):
+    return a * b
+
+def raised(a, by=OFFSET):
+    return a + by
+"""
+
+PREPARE = """
+import sys, vsgd
+vsgd.__path__.append(sys.argv[1])
+from vsgd import jit, tiny
+jit.NOTICE_SECONDS = 600.0
+arguments = tiny.Pair(left=2.0, right=1.0), 0.0
+"""
+COMBINE = "print(jit.kept(tiny.combine)(*arguments))"
+CORRECT = "4.5\n"
+
+
+def write_package(folder: Path) -> Path:
+    """Two modules that processes make part of this package: a kernel, and what it reaches."""
+    folder.mkdir()
+    (folder / "tiny.py").write_text(TINY)
+    (folder / "parts.py").write_text(PARTS)
+    return folder
+
+
+class Output(NamedTuple):
+    out: str
+    err: str
+
+
+def start(package: Path, cache: Path, code: str = COMBINE) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(vsgd.__file__).parents[1]), "XDG_CACHE_HOME": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, "-B", "-c", PREPARE + code, str(package)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(package: Path, cache: Path, code: str = COMBINE) -> Output:
+    return Output(*start(package, cache, code).communicate())
+
+
+def machine_code(cache: Path) -> dict[str, int]:
+    return {str(file.relative_to(cache)): file.stat().st_mtime_ns for file in jit.machine_code(cache)}
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory) -> Path:
+    """A package, and a cache that has its machine code."""
+    folder = tmp_path_factory.mktemp("warm")
+    write_package(folder / "package")
+    assert run(folder / "package", folder / "cache") == (CORRECT, "")
+    return folder
+
+
+@pytest.fixture
+def package(warm) -> Path:
+    return warm / "package"
+
+
+@pytest.fixture
+def cache(warm, tmp_path) -> Path:
+    """A copy of the warm cache."""
+    return Path(shutil.copytree(warm / "cache", tmp_path / "cache"))
+
+
+# --- what a function reaches --------------------------------------------------------------------------------------
+
+
+def test_functions_are_reached_by_name_and_as_attributes_of_modules():
+    found = set(jit.reached(baselines.paper_update))
+    assert {baselines.paper_update, paper.update, paper.learn, vsgd.core.ema} <= found
+    assert not {columns.update, paper.probe} & found
+
+
+def test_functions_of_other_packages_are_left_to_numba():
+    assert all(each.__module__.startswith("vsgd.") for each in jit.reached(baselines.networks_probe))
+
+
+def test_the_digest_is_another_for_another_function():
+    assert jit.digest(paper.update) == jit.digest(paper.update) != jit.digest(columns.update)
+
+
+# --- machine code on disk -----------------------------------------------------------------------------------------
+
+
+def test_a_second_process_compiles_nothing(package, cache):
+    before = machine_code(cache)
+    assert run(package, cache) == (CORRECT, "")
+    assert before
+    assert machine_code(cache) == before
+
+
+def test_whatever_machine_code_depends_on_compiles_anew(tmp_path):
+    """All of it is in a file whose change numba does not notice."""
+    package, cache = write_package(tmp_path / "package"), tmp_path / "cache"
+    code = "print(jit.kept(tiny.combine)(*arguments) == tiny.combine(*arguments))"
+    assert run(package, cache, code) == ("True\n", "")
+    parts = package / "parts.py"
+    for before, after in [
+        ("a * b", "a * b * b"),
+        ("FACTOR = 3.0", "FACTOR = 4.0"),
+        ("OFFSET = 0.5", "OFFSET = 1.5"),
+        ("left: float\n    right: float", "right: float\n    left: float"),
+    ]:
+        assert before in parts.read_text()
+        parts.write_text(parts.read_text().replace(before, after))
+        assert run(package, cache, code) == ("True\n", ""), after
+    assert len(list((cache / "vsgd").iterdir())) == 5
+
+
+def test_other_constants_of_a_closure_are_another_function(package, tmp_path):
+    """Two processes compile one each, and the third loads both."""
+    for factors in ("2.0,", "3.0,", "2.0, 3.0"):
+        code = f"print([jit.kept(tiny.scaled_by(factor))(10.0) for factor in ({factors})])"
+        wanted = [10 * float(factor) for factor in factors.split(",") if factor]
+        assert run(package, tmp_path, code) == (f"{wanted}\n", "")
+    assert len(list((tmp_path / "vsgd").iterdir())) == 2
+
+
+def test_processes_that_start_together_do_not_disturb_each_other(package, tmp_path):
+    processes = [start(package, tmp_path) for _ in range(3)]
+    assert [process.communicate() for process in processes] == [(CORRECT, "")] * 3
+    assert run(package, tmp_path) == (CORRECT, "")
+
+
+def truncated(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def emptied(content: bytes) -> bytes:
+    return b""
+
+
+def mutated(content: bytes) -> bytes:
+    return content[:-9] + bytes(9)
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [truncated, emptied, mutated])
+def test_damage_is_seen(cache, suffix, damage):
+    (file,) = cache.rglob(f"*.{suffix}")
+    assert jit.is_whole(file)
+    file.write_bytes(damage(file.read_bytes()))
+    assert not jit.is_whole(file)
+
+
+@pytest.mark.parametrize(("suffix", "damage"), [("nbi", truncated), ("nbc", emptied), ("nbc", mutated)])
+def test_damaged_files_are_replaced(package, cache, suffix, damage):
+    (file,) = cache.rglob(f"*.{suffix}")
+    file.write_bytes(damage(file.read_bytes()))
+    os.utime(file, (0, time.time() - 2 * jit.WRITING_SECONDS))
+    out, err = run(package, cache)
+    assert out == CORRECT
+    assert err.count("is damaged; compiling anew") == 1
+    assert len(machine_code(cache)) == 2
+    assert all(jit.is_whole(file) for file in jit.machine_code(cache))
+
+
+def test_files_that_may_still_be_written_are_left_alone(package, cache):
+    for seal in list(cache.rglob("*.sha256")):
+        seal.unlink()
+    for file in jit.machine_code(cache):
+        os.utime(file)
+    before = machine_code(cache)
+    assert run(package, cache) == (CORRECT, "")
+    assert machine_code(cache) == before
+
+
+def test_a_full_disk_does_not_stop_the_work(package, tmp_path):
+    """A limit on the size of files makes writing fail as a full disk does."""
+    pytest.importorskip("resource")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+    out, err = run(package, tmp_path, limit + COMBINE)
+    assert out == CORRECT
+    assert err.count("is not usable ([Errno 27] File too large); compiling anew") == 1
+    assert machine_code(tmp_path) == {}
+    assert run(package, tmp_path) == (CORRECT, "")
+    assert machine_code(tmp_path)
+
+
+def test_other_types_of_arguments_are_kept_too_and_may_meet_a_full_disk(package, cache):
+    """Of integers, after floats."""
+    again = "\nprint(jit.kept(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))"
+    limit = "\nimport resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
+    assert run(package, cache, COMBINE + again) == (CORRECT * 2, "")
+    assert run(package, cache, COMBINE + again) == (CORRECT * 2, "")
+    out, err = run(package, cache, COMBINE + limit + again.replace("0.0", "0"))
+    assert out == CORRECT * 2
+    assert err.count("compiling anew") == 1
+
+
+def test_a_cache_that_cannot_be_made_is_done_without(package, tmp_path):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    assert run(package, tmp_path / "cache") == (CORRECT, "")
+
+
+def test_numba_does_not_fall_back_on_a_folder_of_its_own(package, cache):
+    """It would not be named after the text."""
+    (folder,) = {file.parent for file in jit.machine_code(cache)}
+    shutil.rmtree(folder)
+    folder.write_text("a file, not a folder")
+    assert run(package, cache) == (CORRECT, "")
+    assert not list(package.rglob("*.nb?"))
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_can_write_is_not_used(package, cache, mode):
+    """Else they could have their code run."""
+    (cache / "vsgd").chmod(mode)
+    before = machine_code(cache)
+    code = COMBINE + "; print(jit.kept(tiny.combine).folder)"
+    assert run(package, cache, code) == (CORRECT + "None\n", "")
+    assert machine_code(cache) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_not_used(package, cache):
+    os.chown(cache / "vsgd", 12345, 12345)
+    code = COMBINE + "; print(jit.kept(tiny.combine).folder)"
+    assert run(package, cache, code) == (CORRECT + "None\n", "")
+
+
+def test_folders_that_nobody_uses_are_removed(package, cache):
+    now = time.time()
+    for name, days in (("train-0123", jit.UNUSED_DAYS + 1), ("train-4567", jit.UNUSED_DAYS - 1)):
+        (cache / "vsgd" / name / "sub").mkdir(parents=True)
+        os.utime(cache / "vsgd" / name, (0, now - 86400 * days))
+    (used,) = (cache / "vsgd").glob("combine-*")
+    os.utime(used, (0, now - 86400 * 1000))
+    before = machine_code(cache)
+    assert run(package, cache) == (CORRECT, "")
+    assert {path.name for path in (cache / "vsgd").iterdir()} == {used.name, "train-4567"}
+    assert machine_code(cache) == before
+    assert now - used.stat().st_mtime < 3600
+
+
+def test_a_long_compilation_is_announced(package, tmp_path):
+    out, err = run(package, tmp_path, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    assert out == CORRECT
+    assert err == "vsgd: compiling combine for this processor, once; later runs take it from the cache\n"
+    (tmp_path / "file").write_text("")
+    _, err = run(package, tmp_path / "file", "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    assert err.startswith("vsgd: compiling combine for this processor; the result cannot be kept ([Errno 20]")
+    assert err.count("\n") == 1
+
+
+def test_errors_of_the_function_are_its_own(package, tmp_path):
+    code = """
+for function in (tiny.positive, tiny.impossible):
+    try:
+        jit.kept(function)(-1.0)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+    assert run(package, tmp_path, code) == ("ValueError\nTypingError\n", "")

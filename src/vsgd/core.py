@@ -75,6 +75,11 @@ def is_outlier(mean: Moments, batch: Moments, sigmas: Array, variance_floor: Arr
     return (grad_off * grad_off > sigmas * sigmas * grad_var) | (curv_off * curv_off > sigmas * sigmas * curv_var)
 
 
+def square_root(x: Array) -> Array:
+    """√x. Compiled code takes it in the precision of x, which the literal would widen."""
+    return x**0.5
+
+
 def larger(a: Array, b: Array) -> Array:
     """The larger of two numbers."""
     return a + (b > a) * (b - a)

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import math
 import os
 import shutil
 import sys
@@ -22,6 +23,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from vsgd import core
 
 NUMBA_SETTINGS = threading.Lock()
 """Held while numba's cache folder is set."""
@@ -88,9 +91,12 @@ def digest(function: Callable[..., Any]) -> str:
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
     """Let compiled code call a plain function. Its attribute `jit_options`, if it has one, goes to numba."""
-    from numba.extending import register_jitable
+    from numba.extending import overload, register_jitable
 
-    register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
+    if function is core.square_root:  # a power would be taken in float64
+        overload(function)(lambda x: lambda x: math.sqrt(x))
+    else:
+        register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
 
 
 @functools.cache

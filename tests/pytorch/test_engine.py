@@ -7,33 +7,34 @@ import torch
 
 from vsgd import NETWORKS, PAPER, jit
 from vsgd.torch import engine, loops
-from vsgd.torch.engine import BatchStatistics, Block, Factors
+from vsgd.torch.engine import BatchStatistics, Block, Totals
 
 LENGTHS = (5, 1, 300)
-ALGORITHMS = {"paper": PAPER, "networks": NETWORKS, "no average": NETWORKS._replace(average_iterates=False)}
-algorithms = pytest.mark.parametrize("config", ALGORITHMS.values(), ids=ALGORITHMS)
+BLOCKS = {"paper": (PAPER, False), "coupled": (NETWORKS, False), "decoupled": (NETWORKS, True)}
+blocks = pytest.mark.parametrize(("config", "decoupled"), BLOCKS.values(), ids=BLOCKS)
 KINDS = ["one sample", "one sample, probed", "several samples", "several samples, probed, another direction"]
 
 
-def block_of(config, lengths=LENGTHS, dtype=torch.float64, curv_dtype=None) -> Block:
+def block_of(config, decoupled, lengths=LENGTHS, dtype=torch.float64, curv_dtype=None) -> Block:
     generator = torch.Generator().manual_seed(0)
     total = sum(lengths)
 
     def random():
         return torch.randn(total, generator=generator, dtype=torch.float64).to(dtype)
 
-    grad = random()
+    grad, curv = random(), random()
     return Block(
         theta=random(),
         average=random() if engine.averages_iterates(config) else None,
         grad=grad,
         grad_sq=grad**2 + random() ** 2,
-        curv=random().abs().to(curv_dtype or dtype),
-        curv_sq=(1 + random() ** 2).to(curv_dtype or dtype),
+        curv=(curv if decoupled else curv.abs()).to(curv_dtype or dtype),
+        curv_sq=(curv**2 + random() ** 2).to(curv_dtype or dtype),
         memory=2 + random().abs(),
         seen=torch.tensor([20.0, 0.0, 2.0] if len(lengths) == 3 else [20.0] * len(lengths), dtype=torch.float64),
-        totals=torch.rand(len(lengths), 5, generator=generator, dtype=torch.float64),
+        totals=torch.rand(len(lengths), len(Totals._fields), generator=generator, dtype=torch.float64),
         lengths=lengths,
+        decoupled=decoupled,
     )
 
 
@@ -42,50 +43,81 @@ def batch_of(kind: str, block: Block) -> BatchStatistics:
     grad, other, direction = (torch.randn(len(block.theta), generator=generator).to(block.theta) for _ in range(3))
     counts = torch.tensor([1.0, 1.0, 0.0] if len(block.lengths) == 3 else [1.0] * len(block.lengths)).double()
     if kind.startswith("one"):
-        return BatchStatistics(grad, counts, other if "probed" in kind else None)
+        return BatchStatistics(grad, grad, counts, other if "probed" in kind else None)
     diff = grad - other
-    moments = (diff.abs(), diff**2, direction) if "probed" in kind else ()
-    return BatchStatistics(grad, 4 * counts, None, grad**2 + 0.5, *moments)
+    moments = (diff if block.decoupled else diff.abs(), diff**2, direction) if "probed" in kind else ()
+    return BatchStatistics(grad, grad, 4 * counts, None, grad**2 + 0.5, *moments)
 
 
-def updated(run, config, kind, **options):
-    block = block_of(config, **options)
-    batch = batch_of(kind, block)
-    delta = torch.full_like(block.theta, 0.01) if "probed" in kind else None
-    if delta is not None:
-        delta[::7] = 0  # vanished in the precision of the parameter
-    tensor = engine.tensor_curvature(block, config)
-    sums = run(block, batch, delta, tensor, Factors(0.5, 0.1), config)
-    return [part for part in block[:-1] if part is not None], sums[: 4 if delta is not None else 2]
+def offset_of(kind: str, block: Block):
+    if "probed" not in kind:
+        return None
+    delta = torch.full_like(block.theta, 0.01)
+    delta[::7] = 0  # vanished in the precision of the parameter
+    return delta
 
 
-@algorithms
+def learned(run, config, decoupled, kind, **options):
+    """What is left of a block after learning, the steps, and the sums."""
+    block = block_of(config, decoupled, **options)
+    steps, sums = run(block, batch_of(kind, block), offset_of(kind, block), 0.5, config)
+    return [part for part in block[:-2] if part is not None], steps, sums[: 4 if "probed" in kind else 2]
+
+
+@blocks
 @pytest.mark.parametrize("kind", KINDS)
-def test_whole_tensors_equal_the_loops(config, kind, monkeypatch):
-    monkeypatch.setattr(engine, "compiled_tensors", lambda: engine.update_whole)
-    loop_blocks, loop_sums = updated(engine.update_loops, config, kind)
-    blocks, sums = updated(engine.update_tensors, config, kind)
-    torch.testing.assert_close(blocks, loop_blocks, rtol=1e-9, atol=1e-12)
+def test_whole_tensors_equal_the_loops(config, decoupled, kind, monkeypatch):
+    monkeypatch.setattr(engine, "compiled_tensors", lambda: engine.learn_whole)
+    loop_blocks, loop_steps, loop_sums = learned(engine.learn_loops, config, decoupled, kind)
+    whole_blocks, steps, sums = learned(engine.learn_tensors, config, decoupled, kind)
+    torch.testing.assert_close(whole_blocks, loop_blocks, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(steps, loop_steps, rtol=1e-9, atol=1e-12)
     for mine, theirs in zip(sums, loop_sums, strict=True):
         torch.testing.assert_close(mine[:2], theirs[:2], rtol=1e-9, atol=1e-12)
 
 
 def test_whole_tensors_are_compiled_by_torch():
     kind = "one sample, probed"
-    blocks, _ = updated(engine.update_tensors, NETWORKS, kind)
-    expected, _ = updated(engine.update_loops, NETWORKS, kind)
-    torch.testing.assert_close(blocks, expected, rtol=1e-9, atol=1e-12)
+    compiled, steps, _ = learned(engine.learn_tensors, NETWORKS, True, kind)
+    expected, loop_steps, _ = learned(engine.learn_loops, NETWORKS, True, kind)
+    torch.testing.assert_close(compiled, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(steps, loop_steps, rtol=1e-9, atol=1e-12)
 
 
 def test_segments_without_samples_are_left_alone():
-    before = block_of(NETWORKS)
-    block = block_of(NETWORKS)
-    engine.update(
-        block, batch_of("one sample, probed", block), torch.full_like(block.theta, 0.01), Factors(1, 0), NETWORKS
-    )
+    before, block = block_of(NETWORKS, True), block_of(NETWORKS, True)
+    batch = batch_of("one sample, probed", block)
+    steps, _ = engine.learn(block, batch, torch.full_like(block.theta, 0.01), 1.0, NETWORKS)
     for mine, theirs in zip(block[:7], before[:7], strict=True):
         assert torch.equal(mine[6:], theirs[6:])
+    assert not steps[6:].any()
     assert block.seen.tolist() == [21, 1, 2]
+
+
+def test_steps_are_no_longer_than_their_limit():
+    block = block_of(NETWORKS, True)
+    block.totals[:, Totals._fields.index("probe_size")] = 1e-4
+    _, steps, _ = learned(engine.learn_loops, NETWORKS, True, "one sample")
+    small, _ = engine.learn_loops(block, batch_of("one sample", block), None, 1.0, NETWORKS)
+    assert small.abs().max() == pytest.approx(NETWORKS.step_limit * 1e-4)
+    assert steps.abs().max() > small.abs().max()
+
+
+@pytest.mark.parametrize("on_cpu", [True, False], ids=["loops", "whole tensors"])
+def test_moving(on_cpu, monkeypatch):
+    block = block_of(NETWORKS, True)
+    theta, average = block.theta.clone(), block.average.clone()
+    steps, grad = torch.randn(306, dtype=torch.float64), torch.randn(306, dtype=torch.float64)
+    decay, weight = torch.tensor([0.0, 0.5, 1.0]).double(), torch.tensor([0.1, 0.2, 0.0]).double()
+    if not on_cpu:
+        monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    gains = engine.move(block, grad, steps, decay, weight)
+    monkeypatch.undo()
+    along = [part.sum() for part in (grad * (theta - average)).split(LENGTHS)]
+    torch.testing.assert_close(gains, torch.stack(along))
+    expected = (theta - steps) / (1 + engine.spread(decay, block))
+    torch.testing.assert_close(block.theta, expected)
+    torch.testing.assert_close(block.average, average + engine.spread(weight, block) * (expected - average))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,19 +128,18 @@ def test_threads_change_nothing(kind, monkeypatch):
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        results.append(updated(engine.update_loops, NETWORKS, kind, lengths=(100, 3, 57), dtype=torch.float32))
+        results.append(learned(engine.learn_loops, NETWORKS, True, kind, lengths=(100, 3, 57), dtype=torch.float32))
     loops.pieces_of.cache_clear()
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 def test_probes_have_one_size_and_random_signs():
-    block = block_of(NETWORKS, lengths=(1000, 3000))
+    block = block_of(NETWORKS, True, lengths=(1000, 3000))
     batch = batch_of("one sample", block)
-    seeds = torch.tensor([1, 2])
-    delta = engine.probe(block, batch, seeds, NETWORKS)
-    for part, theta in zip(delta.split(block.lengths), block.theta.split(block.lengths), strict=True):
-        size = NETWORKS.probe_scale * theta.square().mean().sqrt()
-        torch.testing.assert_close(part.abs(), size.expand(len(part)))
+    delta = engine.probe(block, batch, torch.tensor([1, 2]), NETWORKS)
+    scales = engine.totals_of(block).scale
+    for part, scale in zip(delta.split(block.lengths), scales, strict=True):
+        torch.testing.assert_close(part.abs(), (NETWORKS.probe_scale * scale).expand(len(part)))
         assert abs(float(part.sign().mean())) < 0.1
     other = engine.probe(block, batch, torch.tensor([3, 2]), NETWORKS)
     assert not torch.equal(delta[:1000], other[:1000])
@@ -116,7 +147,7 @@ def test_probes_have_one_size_and_random_signs():
 
 
 def test_rows_of_a_table_are_probed_against_their_gradients():
-    block = block_of(NETWORKS)
+    block = block_of(NETWORKS, False)
     batch = batch_of("one sample", block)
     delta = engine.probe(block, batch, None, NETWORKS)
     assert torch.equal(delta.sign(), -batch.grad.sign())
@@ -130,14 +161,16 @@ def test_bfloat16_is_read_and_rounded_as_torch_does():
     assert [int(narrow(v)) for v in values.numpy()] == bits.tolist()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_loops_divide_many_numbers_at_once(kind, monkeypatch):
+@pytest.mark.parametrize("decoupled", [True, False], ids=["decoupled", "coupled"])
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     """A small change of the algorithm can make the compiler give up, and ten times the speed goes with it."""
     monkeypatch.setattr(loops, "kept", jit.compiled)  # whose code can be looked at
-    loops.update_loop.cache_clear()
-    updated(engine.update_loops, NETWORKS, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
-    loop = loops.update_loop(True, False, True, "several" in kind, "probed" in kind, True, True, True)
-    loops.update_loop.cache_clear()
+    loops.learn_loop.cache_clear()
+    learned(engine.learn_loops, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
+    learn = engine.learn_decoupled if decoupled else engine.learn_coupled
+    loop = loops.learn_loop(learn, False, True, False, "probed" in kind, True)
+    loops.learn_loop.cache_clear()
     (code,) = loop.inspect_asm().values()
     if "divss" not in code:
         pytest.skip("not an x86 processor")

@@ -31,6 +31,7 @@ from vsgd.core import (
     larger,
     shorten_memory,
     signal_fraction,
+    square_root,
     update_moments,
     variance,
     within_cap,
@@ -193,7 +194,7 @@ def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: T
     """
     fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
     if decoupled:
-        error = (variance(mean.curv, mean.curv_sq) / (count * memory)) ** 0.5
+        error = square_root(variance(mean.curv, mean.curv_sq) / (count * memory))
         return fraction / (abs(mean.curv) + error + tensor.curv + config.epsilon)
     return fraction * (mean.curv + tensor.curv) / (mean.curv_sq + tensor.curv_sq + config.epsilon)
 
@@ -235,7 +236,7 @@ def learn(
 def row_averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS) -> Array:
     """For a row of a table, which comes and goes: its t-th iterate enters its average with weight 1/√t."""
     earlier = (seen > config.bootstrap) * (seen - config.bootstrap)
-    return (count / (earlier + count + (count == 0))) ** 0.5
+    return square_root(count / (earlier + count + (count == 0)))
 
 
 def averaging(state: Averaging, gain: Array, config: Networks = NETWORKS) -> Averaging:
@@ -258,7 +259,7 @@ def update(theta: Array, state: State, batch: Moments, count: Array, config: Net
     off = theta - state.average
     window = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), config)
     theta = theta - limited_step(info.rate * batch.grad, tensor)
-    started = inner.seen > config.bootstrap
+    started = state.inner.seen >= config.bootstrap
     average = ema(state.average, theta, started / state.averaging.window + (started == 0))
     return theta, State(inner, average, window, length_scale(state.scale, theta, config)), info
 

@@ -351,7 +351,7 @@ def averaging_weights(block: Block, counts: Tensor, window: float, config: Confi
     """The weight with which a new iterate enters the average, per segment: all of it until the bootstrap is over."""
     weight = torch.full_like(block.seen, 1 / window)
     bootstrap = config.bootstrap if isinstance(config, Networks) else 0.0
-    return torch.where(block.seen - counts > bootstrap, weight, 1.0) * (counts > 0)
+    return torch.where(block.seen - counts >= bootstrap, weight, 1.0) * (counts > 0)
 
 
 def row_averaging_weights(block: Block, counts: Tensor, config: Config) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -35,6 +36,8 @@ from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_state, 
 
 PATIENCE = 10
 """Steps in a row that may be skipped because something was not finite."""
+
+LEAST_NORM = 1e-30
 
 LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
@@ -236,16 +239,20 @@ class VSGD(Optimizer):
 
     def _check_closures(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
         """In the first step: do closures repeat themselves, and how much do they compute?"""
+
+        def check_finite(evaluations: list[Evaluation]) -> None:
+            numbers = [n for e in evaluations for n in (e.loss, *(grad.norm() for grad in e.grads.values()))]
+            if not all(bool(number.isfinite()) for number in numbers):
+                self._give_up(scaler)
+
+        check_finite(first)
         with FlopCounterMode(display=False) as counter:
             again = [self._evaluate(replay.again, scaler, record=False) for replay in replays]
+        check_finite(again)
+        for each, other in zip(first, again, strict=True):
+            check_repeatable(each, other)
         for group in self.param_groups:
             group["gradient_flops"] = float(counter.get_total_flops())
-        for each, other in zip(first, again, strict=True):
-            for evaluation in (each, other):
-                norms = [grad.norm() for grad in evaluation.grads.values()]
-                if not all(bool(number.isfinite()) for number in (evaluation.loss, *norms)):
-                    self._give_up(scaler)
-            check_repeatable(each, other)
 
     # --- statistics -----------------------------------------------------------------------------------------------
 
@@ -344,14 +351,15 @@ class VSGD(Optimizer):
             held = w.storage.move_to(w.rows, w.block, w.block.theta + engine.probe(w.block, w.batch, None, config))
         return w._replace(delta=held - w.block.theta)
 
-    def _measure_scales(self) -> None:
+    def _measure_scales(self, least: float = 0.0) -> None:
         """The length scale of each tensor: the largest RMS so far, of the tensor or of all parameters together."""
         blocks = [(g["algorithm"], s.block) for g, s in self._storages if isinstance(s, Dense)]
         norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
         for (config, block), norm in zip(blocks, norms, strict=True):
             if isinstance(config, Networks):
-                overall = sum(n.sum().to(norm) for n in norms) / sum(len(b.theta) for _, b in blocks)
+                overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / sum(len(b.theta) for _, b in blocks)
                 rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
+                rms = torch.where(overall > 0, rms, least)
                 scale = engine.totals_of(block).scale
                 scale.copy_(networks.length_scale(scale, rms, config))
 
@@ -446,7 +454,7 @@ class VSGD(Optimizer):
             for p in turned:
                 self.state[p] = as_table(self.state[p], p)
             self._arrange()
-            self._measure_scales()
+            self._measure_scales(distance_to_go(evaluations[0]))
             self._open()
 
     def _plan(self, fresh: list[Tensor]) -> dict[Tensor, tuple[int, int]]:
@@ -494,6 +502,14 @@ def averaging_after(before: list[float], gains: list[Tensor], config: Networks) 
     gain = sum(float(each[0]) for each in gains) - bend
     state = networks.averaging(networks.Averaging(window, better), gain, config)
     return [float(state.window), float(state.advantage), bend]
+
+
+def distance_to_go(evaluation: Evaluation) -> float:
+    """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero."""
+    grads = [grad.norm().double().cpu() for grad in evaluation.grads.values()]
+    count = sum(p.numel() for p in evaluation.grads)
+    slope = float(torch.stack(grads).norm()) * math.sqrt(count)
+    return abs(float(evaluation.loss)) / max(slope, LEAST_NORM)
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

@@ -154,13 +154,11 @@ class Dense:
         return torch.cat(parts, out=buffer)
 
     def _rotated(self, flat: Tensor, rotate: Callable[[Tensor, Basis], Tensor]) -> Tensor:
-        if all(basis.left is None and basis.right is None for basis in self.bases):
+        if not self.rotated():
             return flat
-        parts = [
-            rotate(part.view(matrix_shape(p)), basis).reshape(-1)
-            for part, p, basis in zip(flat.split(self.block.lengths), self.parameters, self.bases, strict=True)
-        ]
-        return torch.cat(parts)
+        parts = zip(flat.split(self.block.lengths), self.parameters, self.bases, strict=True)
+        with torch.autocast(flat.device.type, enabled=False):  # the user's is for the model
+            return torch.cat([rotate(part.view(matrix_shape(p)), basis).reshape(-1) for part, p, basis in parts])
 
     def into(self, flat: Tensor) -> Tensor:
         """From the parameters' own coordinates to those of their bases."""
@@ -184,10 +182,11 @@ class Dense:
                 continue
             steps = int(self.steps[k])
             shape = matrix_shape(p)
-            observe(basis, grad.view(shape), steps)
-            own = back(mean.to(grad.dtype).view(shape), basis)
-            if refresh(basis, steps):
-                mean.copy_(into(own, basis).reshape(-1))
+            with torch.autocast(grad.device.type, enabled=False):
+                observe(basis, grad.view(shape), steps)
+                own = back(mean.to(grad.dtype).view(shape), basis)
+                if refresh(basis, steps):
+                    mean.copy_(into(own, basis).reshape(-1))
         self.steps += counts > 0
 
     def adopt(self) -> None:

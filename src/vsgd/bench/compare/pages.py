@@ -70,6 +70,7 @@ SMALL = Page(
     "vSGD has nothing to tune; those called best were given the best learning rate of a grid on each workload; the "
     "others run at their defaults.",
 )
+LARGE = Page("Optimizers on larger networks, side by side", SMALL.words, " --suite large")
 QUICK = Page(
     SMALL.title,
     "**This is the quick version: few workloads and optimizers, and a third of the epochs. It shows what the command "

@@ -25,7 +25,7 @@ TOLERANCE = 1.02
 
 
 class Bar(NamedTuple):
-    """What is asked of our optimizer against an opponent: on which shares of the workloads to be what."""
+    """What is asked of our optimizer against an opponent: shares of workloads on which to be better, or not worse."""
 
     not_worse: float = 0.0
     better: float = 0.0

@@ -23,7 +23,7 @@ label { display: inline-block; padding: .35rem .9rem; border: 1px solid #c9ced6;
 .tab { display: none; }
 """
 
-METHOD = (
+PROTOCOL = (
     "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
     "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
     "chosen by the loss that is reported favors the grids.",
@@ -112,8 +112,8 @@ def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
 
 def markdown(table: Table, page: Page) -> str:
     """All tables, and how they were measured."""
-    method = ["", *(f"- {text}" for text in METHOD)]
-    return "\n".join([*_opening(table, page), *method, *_sections(all_tables(table), origin(table, page)), ""])
+    protocol = ["", *(f"- {text}" for text in PROTOCOL)]
+    return "\n".join([*_opening(table, page), *protocol, *_sections(all_tables(table), origin(table, page)), ""])
 
 
 def _opening(table: Table, page: Page) -> list[str]:
@@ -177,7 +177,7 @@ def _tabs(table: Table) -> str:
 def html(table: Table, page: Page) -> str:
     made = origin(table, page)
     first, *others = (_table(grid, made) for grid in all_tables(table))
-    method = "".join(f"<li>{_rich(text)}</li>" for text in METHOD)
+    protocol = "".join(f"<li>{_rich(text)}</li>" for text in PROTOCOL)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>vsgd: {page.title}</title><style>{STYLE}{STYLE_HERE}</style></head><body>
@@ -186,6 +186,6 @@ def html(table: Table, page: Page) -> str:
 {first}
 {_tabs(table)}
 {"".join(others)}
-<h2>How it was measured</h2><ul>{method}</ul>
+<h2>How it was measured</h2><ul>{protocol}</ul>
 </body></html>
 """

@@ -26,6 +26,7 @@ ELSEWHERE = (
 """What of the package our optimizer for PyTorch does not use."""
 
 PRETRAINING_RATE = 1e-3
+"""Of AdamW with warm-up and cosine decay, which trains the checkpoints."""
 
 
 class Job(NamedTuple):

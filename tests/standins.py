@@ -1,9 +1,12 @@
-"""Small workloads and odd optimizers for the tests of `vsgd compare`: importable by the processes it starts."""
+"""Small workloads, data and odd optimizers for the tests of `vsgd compare`: importable by the processes it starts."""
 
 from __future__ import annotations
 
+import gzip
 import os
+import string
 
+import numpy as np
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,9 +39,29 @@ NORMALIZED = Workload("normalized", "Small digits, BatchNorm", small_normalized,
 STREAM = Workload("stream", "A stream", small, 2, 1, online=True)
 ABSENT = Workload("absent", "Absent data", small, 16, 1, files=("nowhere/to-be.found",))
 
+FINE_TUNED = SMALL._replace(name="fine-tuned", pretraining=SMALL._replace(name="pretraining", epochs=5))
+
 BY_NAME = {method.name: method for method in suites.SMALL.methods}
 GRID = BY_NAME["sgd"]._replace(settings=(0.001, 0.1))
 ADAM = BY_NAME["adam-default"]
 CRASH = Method("crash", "Crash", crashing, "raises")
 DEATH = Method("death", "Death", deadly, "takes its process with it")
 UNINSTALLED = Method("uninstalled", "Uninstalled", crashing, "", package="no-such-package", module="no_such_module")
+
+
+def write_data(folder):
+    """A little of everything that the large suite reads, in the same formats."""
+    rng = np.random.default_rng(0)
+    files = {}
+    for part, rows in (("train", 200), ("t10k", 50)):
+        images, labels = rng.integers(256, size=(rows, 28, 28)), rng.integers(10, size=rows)
+        files[f"fashion-mnist/{part}-images-idx3-ubyte.gz"] = bytes(16) + images.astype(np.uint8).tobytes()
+        files[f"fashion-mnist/{part}-labels-idx1-ubyte.gz"] = bytes(8) + labels.astype(np.uint8).tobytes()
+    files["shakespeare.txt.gz"] = 60 * (string.ascii_letters + ".\n ").encode()
+    for part in ("train", "test"):
+        files[f"20newsgroups/{part}.tsv.gz"] = 60 * b"rec.autos\tthe quick brown fox jumps over the lazy dog\n"
+    people = [f"{30 + k % 20},Private,{k % 3 - 1},{'<=>'[k % 2 * 2]}50K" for k in range(200)]
+    files["adult.csv.gz"] = "\n".join(["age,workclass,score,income", *people]).encode()
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(gzip.compress(content))

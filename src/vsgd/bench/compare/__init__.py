@@ -30,8 +30,14 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def add_command(commands: Any) -> None:
     """Add it to what `ArgumentParser.add_subparsers` returned."""
-    command = commands.add_parser("compare", help="compare optimizers on small networks", description=compare.__doc__)
+    command = commands.add_parser("compare", help="compare optimizers on networks", description=compare.__doc__)
     which = command.add_mutually_exclusive_group()
+    which.add_argument(
+        "--suite",
+        choices=("small", "large"),
+        default="small",
+        help="13 networks of seconds each, or 9 of minutes (default: small)",
+    )
     which.add_argument("--quick", action="store_true", help="a few workloads and opponents in less than three minutes")
     which.add_argument(
         "--ablations", action="store_true", help="vSGD with one of its deviations from the paper taken back at a time"
@@ -39,7 +45,9 @@ def add_command(commands: Any) -> None:
     which.add_argument("--stress", action="store_true", help="vSGD on workloads made harder; does it ever diverge?")
     command.add_argument("--workloads", type=names, metavar="NAME,...", help="only these (default: all)")
     command.add_argument("--optimizers", type=names, metavar="NAME,...", help="only these (default: all)")
-    command.add_argument("--seeds", type=at_least(1), help="runs of each (default: 5; quick, stress: 2; ablations: 3)")
+    command.add_argument(
+        "--seeds", type=at_least(1), help="runs of each (default: 5; large, ablations: 3; quick, stress: 2)"
+    )
     command.add_argument(
         "--jobs", type=at_least(1), default=os.cpu_count(), help="processes side by side (default: one per core)"
     )

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import LogLocator
 
-from vsgd.bench.compare.judging import AXES, profiles, target
+from vsgd.bench.compare.judging import AXES, profiles, targets
 from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.table import Table
@@ -82,9 +82,9 @@ def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
         if shown.any():
             starts.append(mean[shown][0])
             lowest.append(mean[shown].min())
-    goal = target(table, workload)
-    if goal is not None and not workload.online:
-        axes.axhline(goal, color=GREY, lw=0.8, ls=(0, (1, 2)))
+    goals = list(targets(table, workload).values())
+    if goals and not workload.online:
+        axes.axhline(float(np.mean(goals)), color=GREY, lw=0.8, ls=(0, (1, 2)))
     if starts:
         axes.set_yscale("log")
         bottom = min(lowest) * 0.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,25 +65,43 @@ def fashion_split(seed: int, train: int = 6000, test: int = 1000) -> Split:
 
 
 @functools.cache
-def shakespeare() -> tuple[Tensor, int]:
-    """The text as numbers, and how many different characters there are."""
+def shakespeare() -> tuple[Any, Tensor]:
+    """The characters that there are, and the text as their numbers."""
     symbols, codes = np.unique(np.frombuffer(read("shakespeare.txt.gz"), np.uint8), return_inverse=True)
-    return torch.tensor(codes), len(symbols)
+    return symbols, torch.tensor(codes)
 
 
 def characters(seed: int, length: int, train: int, test: int = 200) -> tuple[Split, int]:
     """Random passages to learn from the first nine tenths, others to be judged on from the last."""
-    text, symbols = shakespeare()
-    rng = torch.Generator().manual_seed(seed)
+    symbols, text = shakespeare()
     border = len(text) * 9 // 10
-    starts = torch.randint(border - length - 1, (train,), generator=rng)
-    held_out = torch.randint(border, len(text) - length - 1, (test,), generator=rng)
+    return passages(text[:border], text[border:], seed, length, train, test), len(symbols)
 
-    def passages(at: Tensor) -> tuple[Tensor, Tensor]:
-        codes = text[at[:, None] + torch.arange(length + 1)]
-        return codes[:, :-1], codes[:, 1:]
 
-    return Split(*passages(starts), *passages(held_out)), symbols
+def passages(learned: Tensor, held_out: Tensor, seed: int, length: int, train: int, test: int) -> Split:
+    """Random passages of two texts; the target is the character after each."""
+    rng = torch.Generator().manual_seed(seed)
+    parts: list[Tensor] = []
+    for text, count in ((learned, train), (held_out, test)):
+        starts = torch.randint(len(text) - length, (count, 1), generator=rng)
+        codes = text[starts + torch.arange(length + 1)]
+        parts += [codes[:, :-1], codes[:, 1:]]
+    return Split(*parts)
+
+
+@functools.cache
+def newsgroup_text(part: str) -> Tensor:
+    """The posts of "train" or "test" as one text in Shakespeare's characters."""
+    symbols, _ = shakespeare()
+    lines = read(f"20newsgroups/{part}.tsv.gz").splitlines()
+    text = np.frombuffer(b"\n".join(line.partition(b"\t")[2] for line in lines), np.uint8)
+    return torch.tensor(np.searchsorted(symbols, text))
+
+
+def newsgroup_characters(seed: int, length: int, train: int, test: int = 200) -> tuple[Split, int]:
+    """The same as `characters` from posts, for models that know Shakespeare's characters."""
+    learned, held_out = newsgroup_text("train"), newsgroup_text("test")
+    return passages(learned, held_out, seed, length, train, test), len(shakespeare()[0])
 
 
 @functools.cache
@@ -98,6 +116,22 @@ def numbers(name: str) -> tuple[Tensor, Tensor]:
     """A CSV file of numbers, the target last."""
     values = np.loadtxt(read(name).decode().splitlines(), delimiter=",", skiprows=1)
     return torch.tensor(values[:, :-1], dtype=torch.float32), torch.tensor(values[:, -1], dtype=torch.float32)
+
+
+@functools.cache
+def adult() -> tuple[Tensor, Tensor]:
+    """The census: columns of numbers standardized, one column for each value of the others; earns more than 50K?"""
+    head, *rows = (line.split(",") for line in read("adult.csv.gz").decode().splitlines())
+    columns = list(zip(*rows, strict=True))
+    parts: list[Any] = []
+    for column in columns[: len(head) - 1]:
+        if all(text.lstrip("-").isdigit() for text in column):
+            values = np.array(column, np.float32)
+            parts.append((values - values.mean()) / (values.std() or 1.0))
+        else:
+            parts += [np.array([text == value for text in column], np.float32) for value in sorted(set(column))]
+    labels = np.array([text.startswith(">") for text in columns[-1]], np.float32)
+    return torch.tensor(np.stack(parts, 1)), torch.tensor(labels)
 
 
 def standardized(split: Split) -> Split:

@@ -23,10 +23,10 @@ label { display: inline-block; padding: .35rem .9rem; border: 1px solid #c9ced6;
 .tab { display: none; }
 """
 
-METHOD = (
+PROTOCOL = (
     "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
     "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
-    "chosen by the loss that is reported favours the grids.",
+    "chosen by the loss that is reported favors the grids.",
     "Held-out loss is judged at the weights that the optimizer's authors ask for: averages for Schedule-Free and DoG, "
     "with the statistics of BatchNorm taken anew from 20 minibatches.",
     "Seconds are those of a processor, for one thread, judging and compiling left out. Runs side by side share "
@@ -36,7 +36,7 @@ METHOD = (
     "at the weights where its gradient is taken; for methods that average, these are not the weights that are judged.",
     "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
     "A loss that is not finite ends a run as diverged: its loss is infinite.",
-    "The constants of vSGD's default were settled in trials on some of these workloads with the first three seeds, "
+    "The constants of vSGD's default were settled in trials on some of the small networks with the first three seeds, "
     "looking at held-out losses; `docs/algorithm.md` lists them. The opponents' defaults were settled elsewhere.",
     "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
     "final loss is the mean over the stream.",
@@ -45,15 +45,16 @@ LONG = 50
 """Characters after which a cell may be broken into lines."""
 
 PROFILE = (
-    f"For each workload the target is {TOLERANCE:g} times the mean final loss of the best AdamW with cosine decay. A "
-    "curve shows on which share of workloads and seeds an optimizer has reached it when it may take so many times as "
+    f"For each workload and seed the target is {TOLERANCE:g} times the final loss of the best AdamW with cosine decay. "
+    "A curve shows on which share of workloads and seeds an optimizer has reached it when it may take so many times as "
     "long as the fastest optimizer there. High is good: the left says how often an optimizer is (nearly) the fastest, "
-    "the right how often it gets there at all. What never arrives counts as infinite."
+    "the right how often it gets there at all. What never arrives counts as infinite. AdamW "
+    "arrives by definition."
 )
 
 CURVES = (
-    "Mean over seeds; the band reaches from the best to the worst seed. The dotted line is the target. Curves that "
-    "diverge leave the picture. Online, the mean loss so far is drawn."
+    "Mean over seeds; the band reaches from the best to the worst seed. The dotted line is the mean target. Curves "
+    "that diverge leave the picture. Online, the mean loss so far is drawn."
 )
 
 
@@ -70,6 +71,7 @@ SMALL = Page(
     "vSGD has nothing to tune; those called best were given the best learning rate of a grid on each workload; the "
     "others run at their defaults.",
 )
+LARGE = Page("Optimizers on larger networks, side by side", SMALL.words, " --suite large")
 QUICK = Page(
     SMALL.title,
     "**This is the quick version: few workloads and optimizers, and a third of the epochs. It shows what the command "
@@ -110,8 +112,8 @@ def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
 
 def markdown(table: Table, page: Page) -> str:
     """All tables, and how they were measured."""
-    method = ["", *(f"- {text}" for text in METHOD)]
-    return "\n".join([*_opening(table, page), *method, *_sections(all_tables(table), origin(table, page)), ""])
+    protocol = ["", *(f"- {text}" for text in PROTOCOL)]
+    return "\n".join([*_opening(table, page), *protocol, *_sections(all_tables(table), origin(table, page)), ""])
 
 
 def _opening(table: Table, page: Page) -> list[str]:
@@ -175,7 +177,7 @@ def _tabs(table: Table) -> str:
 def html(table: Table, page: Page) -> str:
     made = origin(table, page)
     first, *others = (_table(grid, made) for grid in all_tables(table))
-    method = "".join(f"<li>{_rich(text)}</li>" for text in METHOD)
+    protocol = "".join(f"<li>{_rich(text)}</li>" for text in PROTOCOL)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>vsgd: {page.title}</title><style>{STYLE}{STYLE_HERE}</style></head><body>
@@ -184,6 +186,6 @@ def html(table: Table, page: Page) -> str:
 {first}
 {_tabs(table)}
 {"".join(others)}
-<h2>How it was measured</h2><ul>{method}</ul>
+<h2>How it was measured</h2><ul>{protocol}</ul>
 </body></html>
 """

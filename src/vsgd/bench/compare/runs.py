@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import vsgd
 from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.opponents import ADAMW_COSINE
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
 from vsgd.bench.store import write_whole
@@ -23,6 +24,9 @@ ELSEWHERE = (
     *("__main__.py", "arguments.py", "cli.py", "disk.py", "optax.py", "river.py"),
 )
 """What of the package our optimizer for PyTorch does not use."""
+
+PRETRAINING_RATE = 1e-3
+"""Of AdamW with warm-up and cosine decay, which trains the checkpoints."""
 
 
 class Job(NamedTuple):
@@ -60,6 +64,12 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def pretraining_job(workload: Workload) -> Job:
+    """What produces the weights that a workload starts from."""
+    assert workload.pretraining is not None
+    return Job(workload.pretraining, ADAMW_COSINE, PRETRAINING_RATE, seed=0)
+
+
 def wanted(job: Job) -> dict[str, Any]:
     """What has to be true of a stored run to be used again."""
     workload, method = job.workload, job.method
@@ -72,6 +82,9 @@ def wanted(job: Job) -> dict[str, Any]:
         "epochs": workload.epochs,
         "task": _hash(_text(workload.build)),
         method.package: version_of(method.package),
+        **(
+            {} if workload.pretraining is None else {"checkpoint": _hash(json.dumps(wanted(pretraining_job(workload))))}
+        ),
         **({"source": fingerprint()} if method.ours else {"setup": _hash(_text(method.make))}),
     }
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from vsgd.bench.compare.large import LARGE_WORKLOADS
 from vsgd.bench.compare.methods import Method
-from vsgd.bench.compare.opponents import OPPONENTS
+from vsgd.bench.compare.opponents import (
+    ADAMW_COSINE,
+    COCOB,
+    HALF_DECADES,
+    MUON_COSINE,
+    OPPONENTS,
+    PRODIGY_COSINE,
+    SCHEDULE_FREE_WARM_UP,
+    SOAP_COSINE,
+)
 from vsgd.bench.compare.ours import AS_PUBLISHED, DEFAULT
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
 
@@ -18,6 +28,19 @@ class Suite(NamedTuple):
 
 
 SMALL = Suite(WORKLOADS, (DEFAULT, AS_PUBLISHED, *OPPONENTS), 5)
+
+LARGE_RATES = HALF_DECADES[1:5]
+LARGE = Suite(
+    LARGE_WORKLOADS,
+    (
+        DEFAULT,
+        *(method._replace(settings=LARGE_RATES) for method in (ADAMW_COSINE, SOAP_COSINE, MUON_COSINE)),
+        SCHEDULE_FREE_WARM_UP,
+        PRODIGY_COSINE,
+        COCOB,
+    ),
+    3,
+)
 
 QUICK_METHODS = ("vsgd", "vsgd-paper", "sgd", "adamw-cosine", "adam-default", "prodigy", "schedulefree-adamw", "dog")
 QUICK_SHARE = 3

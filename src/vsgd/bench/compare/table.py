@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from vsgd.bench.compare.methods import Method
+from vsgd.bench.compare.pretraining import with_checkpoint
 from vsgd.bench.compare.processes import run_all
 from vsgd.bench.compare.runs import Job, load, save
 from vsgd.bench.compare.train import Run
@@ -102,7 +103,7 @@ def _compute_missing(jobs: list[Job], processes: int, out: Path, what: str) -> N
         run = load(out, job)
         return run is None or run.outcome == "failed"
 
-    todo = [job for job in jobs if missing(job)]
+    todo = [job._replace(workload=with_checkpoint(out, job.workload)) for job in jobs if missing(job)]
     with tqdm(total=len(todo), desc=what, unit="run", disable=None) as bar:
         for job, run in run_all(todo, processes):
             save(out, job, run)

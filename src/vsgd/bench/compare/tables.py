@@ -16,7 +16,7 @@ from vsgd.bench.compare.judging import (
     count_verdicts,
     has_failed,
     spread,
-    target,
+    targets,
     time_to,
 )
 from vsgd.bench.compare.methods import Method
@@ -79,9 +79,10 @@ def finals(table: Table) -> Grid:
 
 def _time_to_target(table: Table, workload: Workload, cell: Cell | None, axis: str) -> str:
     """Mean over seeds, or how many of them arrive."""
-    if (goal := target(table, workload)) is None or cell is None or has_failed(cell):
+    goals = targets(table, workload)
+    if not goals or cell is None or has_failed(cell):
         return ""
-    times = [time_to(run, goal, axis, workload.online) for run in cell.runs.values()]
+    times = [time_to(cell.runs[seed], goal, axis, workload.online) for seed, goal in goals.items()]
     if arrived := [time for time in times if math.isfinite(time)]:
         return f"{spread(times).mean:.3g}" if arrived == times else f"{len(arrived)} of {len(times)} seeds"
     return "never"
@@ -101,8 +102,8 @@ def three_losses(table: Table) -> Grid:
         "Held-out loss at the end, the lowest held-out loss at any evaluation point, and the mean training loss of the "
         "last tenth of the updates; mean over seeds ± standard error, the best of each workload bold. An optimizer "
         "that fits faster over-fits sooner: then the first is above the second. Behind them, what is spent until "
-        f"the held-out loss is {TOLERANCE:g} times the final one of the best AdamW with cosine decay, linearly between "
-        "evaluation points. Online, the best on the way is the held-out loss."
+        f"the held-out loss is {TOLERANCE:g} times the final one of the best AdamW with cosine decay on the same seed, "
+        "linearly between evaluation points. Online, the best on the way is the held-out loss."
     )
     head = ["workload", "optimizer", *MEASURES.values(), *(f"{words} to target" for words in AXES.values())]
     return Grid("Held-out, best on the way and training loss", words, head, rows)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from vsgd.bench.compare.checkpoints import load_weights
 from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.workloads import Task, Workload
 
@@ -72,22 +73,30 @@ def minibatches(rows: int, workload: Workload, seed: int) -> list[Tensor]:
     return [batch for epoch in epochs for batch in epoch[: rows // workload.batch]]
 
 
+def minibatch(task: Task, rows: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    x, y = task.split.x[rows], task.split.y[rows]
+    return (x, y) if task.transform is None else task.transform(x, y, rng)
+
+
 class Learner:
     """A model, its optimizer and the minibatches to come, with a count of gradients."""
 
     def __init__(self, workload: Workload, method: Method, setting: float | None, seed: int):
         torch.manual_seed(seed)  # the same weights whatever the optimizer
         self.task = workload.build(seed, method.sparse)
+        if workload.checkpoint is not None:
+            load_weights(workload.checkpoint, self.task.model)
         self.task.model.train()
         self.method = method
         self.batch = workload.batch
         self.batches = minibatches(len(self.task.split.x), workload, seed)
         self.optimizer = method.make(self.task.model, setting, len(self.batches))
         self.evaluations = 0
+        self.rng = torch.Generator().manual_seed(seed)
 
     def update(self, rows: Tensor) -> Tensor:
         """Learn from these rows; their loss before."""
-        x, y = self.task.split.x[rows], self.task.split.y[rows]
+        x, y = minibatch(self.task, rows, self.rng)
 
         def closure() -> Tensor:
             self.evaluations += 1
@@ -111,7 +120,9 @@ def judged(method: Method, optimizer: Any, task: Task, batch: int) -> Iterator[n
     with method.evaluation_model(optimizer, task.model) as model:
         kept = [buffer.clone() for buffer in model.buffers()]
         if method.averages:
-            update_bn(task.split.x[: STATISTICS * batch].split(batch), model)
+            rng = torch.Generator().manual_seed(0)
+            rows = torch.arange(len(task.split.x))[: STATISTICS * batch].split(batch)
+            update_bn((minibatch(task, some, rng)[0] for some in rows), model)
         model.eval()
         yield model
         for buffer, value in zip(model.buffers(), kept, strict=True):

@@ -1,8 +1,12 @@
-"""What the optimizers are compared on. Each workload is a few lines: data, a network, a loss."""
+"""What the optimizers are compared on. Each workload is a few lines: data, a network, a loss.
+
+`WORKLOADS` are those of the small suite, sized for a few seconds each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,6 +18,7 @@ from vsgd.bench.compare.data import Split
 from vsgd.bench.problems import rotated_quadratic
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Transform = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 
 class Task(NamedTuple):
@@ -23,14 +28,19 @@ class Task(NamedTuple):
     split: Split
     loss: Loss
     """Of the model's output and the target; the mean over rows."""
+    transform: Transform | None = None
+    """Of the rows and targets of a minibatch before they are learned from: augmentation, noise."""
 
 
 class Workload(NamedTuple):
-    """A problem to train on, sized for a few seconds.
+    """A problem to train on.
 
     Attributes:
         build: makes the task of a seed; `sparse` says whether the optimizer takes sparse gradients.
+        files: what has to be in the folder of data.
         online: rows come once, in their order, and the loss is that of each part before it is learned from.
+        pretraining: the workload whose trained weights this one starts from, none if it starts at random.
+        checkpoint: where these weights are stored; filled in before a run.
     """
 
     name: str
@@ -40,6 +50,8 @@ class Workload(NamedTuple):
     epochs: int
     files: tuple[str, ...] = ()
     online: bool = False
+    pretraining: Workload | None = None
+    checkpoint: Path | None = None
 
 
 def digits_logistic(seed: int, sparse: bool) -> Task:

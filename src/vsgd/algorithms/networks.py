@@ -6,7 +6,8 @@
 4. Second moments are inflated at the end of the bootstrap (the slow start of the 2012 paper): `inflate_second_moments`.
 5. Curvature is the mean of signed differences plus the standard error of that mean, where coordinates are decoupled;
    elsewhere it is the paper's, shrunk towards the mean of the tensor: `rate`.
-6. No coordinate steps much further than the probe has looked: `limited_step`.
+6. A gradient counts up to three times its usual size, and no coordinate steps much further than the probe has looked:
+   `limited_step`.
 7. The weights to evaluate are an average of the iterates that reaches back as far as that helps: `averaging`.
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
 
@@ -57,6 +58,7 @@ class Networks(NamedTuple):
         min_memory_cap: τ grows no further than the larger of this and √(samples seen).
         variance_inflation: v̄ and v̄^fd are multiplied by this at the end of the bootstrap.
         shrinkage: weight with which the mean curvature of a tensor enters that of each of its coordinates.
+        grad_clip: a gradient is cut at this many times its root mean square so far.
         step_limit: a coordinate steps no further than this many probes.
         min_window: the average of the iterates reaches back at least this many steps.
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
@@ -74,6 +76,7 @@ class Networks(NamedTuple):
     min_memory_cap: float = 10.0
     variance_inflation: float = 10.0
     shrinkage: float = 1e-3
+    grad_clip: float = 3.0
     step_limit: float = 3.0
     min_window: float = 5.0
     average_iterates: bool = True
@@ -90,6 +93,7 @@ class TensorContext(NamedTuple):
     curv: Array
     """Added to its curvature, as is `curv_sq` to v̄^fd: a small part of the mean over the tensor."""
     curv_sq: Array
+    grad_clip: Array
     step_limit: Array
 
 
@@ -182,6 +186,7 @@ def context(
     return TensorContext(
         curv=config.shrinkage * mean_curv + unseen,
         curv_sq=config.shrinkage * mean_curv_sq + unseen * unseen,
+        grad_clip=config.grad_clip + 0 * size,
         step_limit=config.step_limit * size,
     )
 
@@ -199,9 +204,12 @@ def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: T
     return fraction * (mean.curv + tensor.curv) / (mean.curv_sq + tensor.curv_sq + config.epsilon)
 
 
-def limited_step(step: Array, tensor: TensorContext) -> Array:
-    """A step no longer than its limit: the curvature is unknown beyond what the probe has seen."""
-    return clip(step, tensor.step_limit)
+def limited_step(rate: Array, grad: Array, grad_sq: Array, tensor: TensorContext) -> Array:
+    """η∇, where ∇ is cut if it is many times as large as usual (v̄ before this minibatch), and the step at its limit.
+
+    A rare huge gradient comes with a curvature that no probe has seen, and so does a point far beyond the last probe.
+    """
+    return clip(rate * clip(grad, tensor.grad_clip * square_root(grad_sq)), tensor.step_limit)
 
 
 def inflate_second_moments(mean: Moments, ended: Array, config: Networks) -> Moments:
@@ -247,7 +255,7 @@ def averaging(state: Averaging, gain: Array, config: Networks = NETWORKS) -> Ave
     """
     least = config.min_window + 0 * state.window
     better = ema(state.advantage, gain, 1 / larger(state.window, least + least))
-    window = state.window + ((better > 0) * 1.0 - (better <= 0) * 1.0) / 2
+    window = state.window + (better > 0) * 0.5 - (better <= 0) * 1.0
     return Averaging(larger(window, least), better)
 
 
@@ -258,7 +266,7 @@ def update(theta: Array, state: State, batch: Moments, count: Array, config: Net
     inner, info = learn(state.inner, batch, count, config, tensor, True)
     off = theta - state.average
     window = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), config)
-    theta = theta - limited_step(info.rate * batch.grad, tensor)
+    theta = theta - limited_step(info.rate, batch.grad, mean.grad_sq, tensor)
     started = state.inner.seen >= config.bootstrap
     average = ema(state.average, theta, started / state.averaging.window + (started == 0))
     return theta, State(inner, average, window, length_scale(state.scale, theta, config)), info

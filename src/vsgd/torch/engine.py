@@ -84,6 +84,9 @@ class Totals(NamedTuple):
 LEAST_PROBE = 1e-5
 """No usual probe is smaller; differences of gradients will be divided by it, and squared."""
 
+UNLIMITED = 1e18
+"""Stands for no limit; its square is still a float32."""
+
 LEAST_SIZE = 1e-30
 """Stands for the size of a probe before the first one."""
 
@@ -201,7 +204,8 @@ def context(block: Block, config: Config) -> TensorContext:
     """What coordinates are told of their tensor, per segment. The paper's share nothing and have no limit."""
     totals, lengths = totals_of(block), lengths_of(block)
     if isinstance(config, Paper):
-        return TensorContext(lengths * 0, lengths * 0, lengths * 0 + torch.finfo(torch.float32).max / 4)
+        unlimited = lengths * 0 + UNLIMITED
+        return TensorContext(lengths * 0, lengths * 0, grad_clip=unlimited, step_limit=unlimited)
     rms, size = (totals.signal / lengths).sqrt(), totals.probe_size.clamp(min=LEAST_SIZE)
     return networks.context(totals.curv / lengths, totals.curv_sq / lengths, rms, size, config)
 
@@ -314,7 +318,7 @@ def learn_whole(
     moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
     new, info = learn_of(block, config)(state, moments, count, config, tensor)
     direction = batch.grad if batch.direction is None else batch.direction
-    steps = networks.limited_step(lr * info.rate * direction, tensor)
+    steps = networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
     for target, value in zip(block[2:7], (*new.mean, new.memory), strict=True):
         target.copy_(value)
     outliers = info.outlier.to(steps.dtype)
@@ -363,11 +367,13 @@ def row_averaging_weights(block: Block, counts: Tensor, config: Config) -> Tenso
 
 
 def weight_decay(block: Block, grad: Tensor, steps: Tensor, strength: float) -> Tensor:
-    """ηλ per segment, where η is the mean rate of the segment, each coordinate weighted by its squared gradient."""
+    """ηλ per segment, where η = Σ|step| / Σ|∇| is the mean rate of the segment, limits included."""
     if strength == 0:
         return torch.zeros(len(block.lengths), dtype=torch.float64, device=block.totals.device)
-    along = torch.stack([part.double().sum() for part in (steps * grad).split(block.lengths)])
-    return strength * (along / squared_norms(grad, block).clamp(min=LEAST_SIZE)).clamp(min=0)
+    moved, slope = (
+        torch.stack([part.double().abs().sum() for part in values.split(block.lengths)]) for values in (steps, grad)
+    )
+    return strength * moved / slope.clamp(min=LEAST_SIZE)
 
 
 def bend(block: Block, into: Callable[[Tensor], Tensor]) -> Tensor:

@@ -164,7 +164,9 @@ def make_learn_loop(
             seen = segments[0, segment]
             # one sample is said to be one, since the compiler then saves a division
             count = segments[1, segment] if several else segments.dtype.type(1)
-            tensor = TensorContext(segments[2, segment], segments[3, segment], segments[4, segment])
+            tensor = TensorContext(
+                segments[2, segment], segments[3, segment], segments[4, segment], segments[5, segment]
+            )
             # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
             me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]
             gr, gr_sq = means[0][begin:end], means[1][begin:end]
@@ -181,7 +183,7 @@ def make_learn_loop(
                     h, h_sq = measured_curvature(mean, diff, b_diff_sq[i] if several else diff * diff, de[i])
                 moments = Moments(g, b_grad_sq[i] if several else g * g, h, h_sq)
                 state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor)
-                st[i] = limited_step(lr * info.rate * (b_direction[i] if several else g), tensor)
+                st[i] = limited_step(lr * info.rate, b_direction[i] if several else g, mean.grad_sq, tensor)
                 gr[i] = store(state.mean.grad)
                 gr_sq[i] = store(state.mean.grad_sq)
                 if keeps_curv:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
@@ -400,6 +400,23 @@ class VSGD(Optimizer):
                 f"the loss or its gradient was infinite, NaN or too large to be squared in {PATIENCE} steps in a row "
                 f"(loss {float(loss):g}); nothing has been changed in them. Look at the data, or at the last layers."
             )
+
+    @contextmanager
+    @torch.no_grad()
+    def iterates(self) -> Iterator[None]:
+        """Within, parameters hold the newest iterates instead of their average.
+
+        For networks that train against each other: each should meet the other as it is, not as it was on average.
+
+            with generator_opt.iterates():
+                discriminator_opt.step(closure)
+        """
+        self._arrange()
+        try:
+            self._open()
+            yield
+        finally:
+            self._close()
 
     def info(self) -> Diagnosis:
         """Rates, memory and noise of every tensor, and the batch size worth using. `print` shows it as a table."""

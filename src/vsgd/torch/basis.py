@@ -124,6 +124,21 @@ def refresh(basis: Basis, steps: int) -> bool:
     return True
 
 
+def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:
+    """What was rotated, and why not all of it, in a few words."""
+    if min(matrix_shape(parameter)) == 1:
+        return "vector, as it is"
+    if state["seen"].numel() > 1:
+        return "table, row by row"
+    found, widths = basis_of(state), matrix_shape(parameter)
+    sizes = [1 if q is None else q.shape[-1] for q in (found.left, found.right)]
+    if sizes == [1, 1]:
+        return "as it is: a basis would cost too much"
+    if tuple(sizes) == widths:
+        return f"eigenbasis {sizes[0]} x {sizes[1]}"
+    return f"blocks of {sizes[0]} x {sizes[1]}: all of {widths[0]} x {widths[1]} would cost too much"
+
+
 # --- what it may cost ---------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vsgd.algorithms.networks import Networks
 from vsgd.core import variance
+from vsgd.torch.basis import describe
 from vsgd.torch.engine import rates, state_of
 from vsgd.torch.storage import block_of
 
@@ -33,6 +35,8 @@ class TensorInfo(NamedTuple):
     name: str
     coordinates: int
     """Those that have seen enough samples to learn."""
+    basis: str
+    """What was rotated, and why not all of it."""
     rate: Quantiles
     memory: Quantiles
     signal_to_noise: Quantiles
@@ -55,10 +59,10 @@ class Diagnosis(NamedTuple):
         return self.noise_scale / self.samples_per_step
 
     def __str__(self) -> str:
-        titles = ("rate: 5 %", "median", "95 %", "memory", "signal/noise", "outliers")
+        titles = ("rate: 5 %", "median", "95 %", "memory", "signal/noise", "outliers", "  coordinates")
         lines = [
             f"{t.name:<28}{t.rate.low:>13.2g}{t.rate.median:>13.2g}{t.rate.high:>13.2g}{t.memory.median:>13.1f}"
-            f"{t.signal_to_noise.median:>13.2g}{t.outliers:>13.1%}"
+            f"{t.signal_to_noise.median:>13.2g}{t.outliers:>13.1%}  {t.basis}"
             for t in self.tensors
         ]
         head = f"{'tensor':<28}" + "".join(f"{title:>13}" for title in titles)
@@ -73,6 +77,7 @@ def diagnose(
     tensors, noise, signal = [], 0.0, 0.0
     for number, group in enumerate(groups):
         config = group["algorithm"]
+        uses_basis = isinstance(config, Networks) and config.eigenbasis
         for index, parameter in enumerate(group["params"]):
             if not states.get(parameter):
                 continue
@@ -86,6 +91,7 @@ def diagnose(
                 TensorInfo(
                     name=names[index] if names else f"group {number}, parameter {index}",
                     coordinates=len(block.theta),
+                    basis=describe(parameter, states[parameter]) if uses_basis else "as it is",
                     rate=_quantiles(rates(block, group["samples"], config) * float(group["lr"])),
                     memory=_quantiles(state.memory),
                     signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),

@@ -1,0 +1,182 @@
+"""Coordinates of a tensor: exact, orthogonal, cheap enough, and worth it on problems that are not separable."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closures import closure_of
+from torch import nn
+
+from vsgd import NETWORKS
+from vsgd.torch import VSGD, basis
+from vsgd.torch.samples import Recorder
+
+SHAPES = {"matrix": (6, 8), "filters": (4, 3, 2, 2), "tall": (12, 2)}
+
+
+def turned_basis(parameter, blocks, seed=0):
+    """A basis after a few gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    found = basis.basis_of(basis.new_basis(parameter, blocks, parameter.dtype))
+    for step in range(5):
+        grad = torch.randn(basis.matrix_shape(parameter), generator=generator, dtype=parameter.dtype)
+        basis.observe(found, grad, step)
+        basis.refresh(found, step)
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("cut", [1, 2], ids=["full", "blocks"])
+def test_there_and_back(shape, cut):
+    parameter = torch.randn(shape, dtype=torch.float64)
+    rows, columns = basis.matrix_shape(parameter)
+    found = turned_basis(parameter, (rows // cut, columns // cut))
+    matrix = parameter.reshape(rows, columns)
+    rotated = basis.into(matrix, found)
+    assert not torch.allclose(rotated, matrix)
+    torch.testing.assert_close(rotated.norm(), matrix.norm())
+    torch.testing.assert_close(basis.back(rotated, found), matrix)
+
+
+def test_it_finds_the_eigenvectors_and_leaves_null_directions_alone():
+    torch.manual_seed(0)
+    directions = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
+    spectrum = torch.tensor([100, 50, 20, 10, 5, 0, 0, 0], dtype=torch.float64)
+    parameter = torch.zeros(8, 2, dtype=torch.float64)
+    found = basis.basis_of(basis.new_basis(parameter, (8, 1), torch.float64))
+    found.left_cov.copy_(directions * spectrum @ directions.T)
+    for _ in range(100):
+        before = found.left.clone()
+        basis.refresh(found, 0)
+    diagonal = found.left[0].T @ found.left_cov[0] @ found.left[0]
+    torch.testing.assert_close(diagonal, diagonal.diagonal().diag(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.left, before)
+
+
+def test_it_stays_orthogonal_in_single_precision():
+    parameter = torch.zeros(40, 30)
+    found = basis.basis_of(basis.new_basis(parameter, (40, 30), torch.float32))
+    for step in range(400):
+        scale = 10.0 ** (-3 + step % 7)
+        basis.observe(found, scale * torch.randn(40, 30) @ torch.diag(torch.logspace(-6, 0, 30)), step)
+        basis.refresh(found, step)
+    for q in (found.left, found.right):
+        torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1])[None], atol=1e-5, rtol=0)
+
+
+def test_rotation_costs_no_more_than_it_may():
+    wide, small, vector = torch.zeros(784, 400), torch.zeros(10, 400), torch.zeros(400)
+    for flops in (0.0, 1e8, 1e10, 1e13):
+        plan = basis.plan([wide, small, vector], flops)
+        assert vector not in plan
+        total = sum(basis.cost(basis.matrix_shape(p), sizes) for p, sizes in plan.items())
+        assert total <= max(basis.SHARE_OF_GRADIENT * flops, basis.ALLOWANCE)
+        for p, sizes in plan.items():
+            assert all(width % size == 0 for width, size in zip(p.shape, sizes, strict=True))
+    assert plan[wide] == (784, 400)
+
+
+@pytest.mark.parametrize("make", [nn.Linear, lambda a, b: nn.Conv2d(a, b, 3)], ids=["linear", "convolution"])
+@pytest.mark.parametrize("partial", [False, True], ids=["factors", "gradients"])
+def test_sums_over_samples_in_a_basis_equal_those_of_rotated_gradients(make, partial):
+    torch.manual_seed(0)
+    layer = make(4, 6).double()
+    x = (
+        torch.randn(5, 4, 6, 6, dtype=torch.float64)
+        if layer.weight.dim() == 4
+        else torch.randn(5, 4, dtype=torch.float64)
+    )
+    found = turned_basis(layer.weight.detach(), (6, layer.weight[0].numel()))
+
+    def loss_of(rows):
+        out = layer(rows)
+        if partial:  # the weight is used a second time, so that its samples' gradients have to be written out
+            out = out + layer(rows.flip(-1))
+        return out.flatten(1).square().sum(1).mean()
+
+    recorder = Recorder(layer)
+    with recorder.record() as recording:
+        loss_of(x).backward()
+    sums = recorder.sums(recording, bases={layer.weight: found})[layer.weight]
+    grads = [torch.autograd.grad(loss_of(x[j : j + 1]), layer.weight)[0].reshape(6, -1) for j in range(5)]
+    expected = sum(basis.into(grad, found) ** 2 for grad in grads)
+    torch.testing.assert_close(sums.grad_sq.reshape(6, -1), expected)
+
+
+def quadratic(hessian, start, noise=0.0, steps=200, shape=None, algorithm=NETWORKS):
+    """½ θᵀHθ that is left after some steps, as a share of that at the start."""
+    theta = nn.Parameter(start.clone().reshape(shape or start.shape))
+    opt = VSGD([theta], algorithm=algorithm)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        target = noise * torch.randn(len(start), generator=generator)
+
+        def loss(target=target):
+            off = theta.flatten() - target
+            return off @ hessian @ off / 2
+
+        opt.step(closure_of(opt, loss))
+    theta = theta.detach().flatten()
+    return float(theta @ hessian @ theta / (start @ hessian @ start))
+
+
+def test_an_ill_conditioned_quadratic_along_the_axes():
+    assert quadratic(torch.logspace(-4, 0, 20).diag(), torch.ones(20)) < 1e-8
+
+
+def test_a_quadratic_that_is_not_separable_is_easier_in_an_eigenbasis():
+    torch.manual_seed(0)
+    sides = [torch.linalg.qr(torch.randn(6, 6))[0] for _ in range(2)]
+    factors = [q * torch.logspace(-1.5, 0, 6) @ q.T for q in sides]
+    hessian, start = torch.kron(*factors), torch.randn(36)
+    with_basis, without = (
+        quadratic(hessian, start, 0.1, 300, (6, 6), NETWORKS._replace(eigenbasis=flag)) for flag in (True, False)
+    )
+    assert with_basis < 0.5 * without
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def trained(scale=1.0, steps=40):
+    model = network()
+    opt = VSGD(model.parameters())
+    for step in range(steps):
+        x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        opt.step(closure_of(opt, lambda x=x: scale * F.cross_entropy(model(x), x[:, :3].argmax(1))))
+    return model, opt
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_the_scale_of_the_loss_changes_nothing_but_rounding(scale):
+    x = torch.randn(500, 6, generator=torch.Generator().manual_seed(99))
+    losses = [float(F.cross_entropy(trained(s)[0](x), x[:, :3].argmax(1)).detach()) for s in (1.0, scale)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_what_was_rotated_is_told():
+    _, opt = trained()
+    told = [tensor.basis for tensor in opt.info().tensors]
+    assert told == ["eigenbasis 16 x 6", "vector, as it is", "eigenbasis 3 x 16", "vector, as it is"]
+    assert "eigenbasis 16 x 6" in str(opt.info())
+
+
+def test_a_basis_of_another_shape_is_refused():
+    _, opt = trained(steps=5)
+    saved = copy.deepcopy(opt.state_dict())
+    saved["state"][0]["left_basis"] = torch.zeros(1, 5, 5)
+    with pytest.raises(ValueError, match="left_basis"):
+        opt.load_state_dict(saved)
+
+
+def test_without_operations_to_count():
+    theta = nn.Parameter(torch.ones(4, 5))
+    opt = VSGD([theta])
+    for _ in range(100):
+        opt.step(closure_of(opt, lambda: (theta - 3).abs().sum()))
+    torch.testing.assert_close(theta.detach(), torch.full((4, 5), 3.0), atol=0.1, rtol=0)

@@ -14,9 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vsgd import NETWORKS
 from vsgd.torch import VSGD
 
 TURNS = 24
+EVERY_STEP = NETWORKS._replace(probe_interval=1)
+NEVER = NETWORKS._replace(probe_interval=1e9)
+WITHOUT_BASIS = NETWORKS._replace(eigenbasis=False)
 
 
 def medians(tasks: dict[str, Callable[[], object]], turns: int = TURNS, warm_up: int = 12) -> dict[str, float]:
@@ -60,8 +64,8 @@ def update_alone() -> None:
 
     tasks = {
         "torch.optim.Adam(fused=True)": task(lambda p: torch.optim.Adam([p], fused=True)),
-        "VSGD, shift and update": task(lambda p: VSGD([p], curvature_every=1)),
-        "VSGD, update without a second gradient": task(lambda p: VSGD([p], curvature_every=10**9)),
+        "VSGD, probe and update": task(lambda p: VSGD([p], algorithm=EVERY_STEP)),
+        "VSGD, update without a second gradient": task(lambda p: VSGD([p], algorithm=NEVER)),
     }
     report(f"update alone, {size:,} float32 parameters", medians(tasks), "torch.optim.Adam(fused=True)")
 
@@ -89,9 +93,10 @@ def whole_step() -> None:
 
     tasks = {
         "SGD": task(lambda m: torch.optim.SGD(m.parameters(), lr=0.01)),
-        "VSGD, a minibatch is a sample, curvature_every=1": task(lambda m: VSGD(m.parameters(), curvature_every=1)),
-        "VSGD, the default, curvature_every=4": task(lambda m: VSGD(m.parameters())),
-        "VSGD, a row is a sample": task(VSGD),
+        "VSGD, a second gradient at every step": task(lambda m: VSGD(m.parameters(), algorithm=EVERY_STEP)),
+        "VSGD, the default": task(lambda m: VSGD(m.parameters())),
+        "VSGD, the default without a basis": task(lambda m: VSGD(m.parameters(), algorithm=WITHOUT_BASIS)),
+        "VSGD, a row is a sample": task(lambda m: VSGD(m.parameters(), per_sample=m)),
     }
     seconds = medians({name: four(step) for name, step in tasks.items()}, turns=12, warm_up=4)
     report("whole step (four at a time), MLP 784-1024-1024-10, batch 128", seconds, "SGD")

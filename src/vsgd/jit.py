@@ -281,8 +281,8 @@ class Kernel:
 
     def _seal(self, dispatcher: Any) -> None:
         """Seal the cache if there is machine code for other types of arguments than before."""
-        if self.folder is not None and len(dispatcher.signatures) != self._signatures:
-            self._signatures = len(dispatcher.signatures)
+        if self.folder is not None and len(dispatcher.overloads) != self._signatures:
+            self._signatures = len(dispatcher.overloads)
             with contextlib.suppress(OSError):
                 seal(self.folder)
 

@@ -24,7 +24,7 @@ def turned_basis(parameter, blocks, seed=0):
     for step in range(5):
         grad = torch.randn(basis.matrix_shape(parameter), generator=generator, dtype=parameter.dtype)
         basis.observe(found, grad, step)
-        basis.refresh(found, step)
+        basis.refresh(found)
     return found
 
 
@@ -50,7 +50,7 @@ def test_it_finds_the_eigenvectors_and_leaves_null_directions_alone():
     found.left_cov.copy_(directions * spectrum @ directions.T)
     for _ in range(100):
         before = found.left.clone()
-        basis.refresh(found, 0)
+        basis.refresh(found)
     diagonal = found.left[0].T @ found.left_cov[0] @ found.left[0]
     torch.testing.assert_close(diagonal, diagonal.diagonal().diag(), atol=1e-6, rtol=0)
     torch.testing.assert_close(found.left, before)
@@ -62,7 +62,7 @@ def test_it_stays_orthogonal_in_single_precision():
     for step in range(400):
         scale = 10.0 ** (-3 + step % 7)
         basis.observe(found, scale * torch.randn(40, 30) @ torch.diag(torch.logspace(-6, 0, 30)), step)
-        basis.refresh(found, step)
+        basis.refresh(found)
     for q in (found.left, found.right):
         torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1])[None], atol=1e-5, rtol=0)
 

@@ -99,10 +99,18 @@ def _right(values: Tensor, q: Tensor) -> Tensor:
     return torch.matmul(values.unflatten(-1, (len(q), 1, -1)), q).flatten(-3, -1)
 
 
+def observes(steps: int) -> bool:
+    """Do the covariances take in the gradient of a step, when there were so many `steps` before it?"""
+    return steps < FIRST_STEPS or steps % OBSERVE_INTERVAL == 0
+
+
+def turns(steps: int) -> bool:
+    """Does the basis turn after that step? Only where covariances take it in."""
+    return steps < FIRST_STEPS or steps % REFRESH_INTERVAL == 0
+
+
 def observe(basis: Basis, grad: Tensor, steps: int) -> None:
     """Let a gradient, as a matrix, enter the covariances; `steps` came before it."""
-    if steps >= FIRST_STEPS and steps % OBSERVE_INTERVAL:
-        return
     weight = max(1 - DECAY ** (1 if steps < FIRST_STEPS else OBSERVE_INTERVAL), 1 / (steps + 1))
     for cov, side in ((basis.left_cov, grad), (basis.right_cov, grad.mT)):
         if cov is not None:
@@ -110,10 +118,8 @@ def observe(basis: Basis, grad: Tensor, steps: int) -> None:
             cov.lerp_(rows @ rows.mT, weight)
 
 
-def refresh(basis: Basis, steps: int) -> bool:
-    """Turn the basis towards the eigenvectors, if it is time, by one power iteration. Has it turned?"""
-    if steps >= FIRST_STEPS and steps % REFRESH_INTERVAL:
-        return False
+def refresh(basis: Basis) -> None:
+    """Turn the basis towards the eigenvectors by one power iteration."""
     for q, cov in ((basis.left, basis.left_cov), (basis.right, basis.right_cov)):
         if q is not None and cov is not None:
             scale = cov.diagonal(dim1=-2, dim2=-1).mean().clamp(min=torch.finfo(cov.dtype).tiny)
@@ -121,7 +127,6 @@ def refresh(basis: Basis, steps: int) -> bool:
             signs = triangle.diagonal(dim1=-2, dim2=-1).sign()
             # a column keeps its side, so that the averages of its coordinate stay about the same thing
             q.copy_(turned * torch.where(signs == 0, 1, signs)[..., None, :])
-    return True
 
 
 def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:

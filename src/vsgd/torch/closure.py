@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -38,6 +39,8 @@ FORWARD_OUTSIDE = (
 
 # the hook below is meant to fire for a compiled module as well as for its parts
 warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+
+DEFERRED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
 
 _PROBING: ContextVar[bool] = ContextVar("vsgd_probing", default=False)
 
@@ -95,6 +98,28 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
     same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
     if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
         raise RuntimeError(FORWARD_OUTSIDE)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Deliver signals that arrive within only afterwards: what happens within happens as a whole or not at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pending: list[tuple[int, Any]] = []
+    handlers: dict[int, Any] = {}
+    try:
+        for number in DEFERRED:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, lambda *arrived: pending.append(arrived))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in pending:
+            handlers[number](number, frame)
 
 
 class SavedBuffer(NamedTuple):

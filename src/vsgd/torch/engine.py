@@ -136,8 +136,13 @@ def totals_of(block: Block) -> Totals:
     return Totals(*block.totals.unbind(1))
 
 
+@functools.lru_cache(256)
+def tensor_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(lengths, dtype=torch.float64, device=device)
+
+
 def lengths_of(block: Block) -> Tensor:
-    return torch.tensor(block.lengths, dtype=torch.float64, device=block.totals.device)
+    return tensor_of(block.lengths, block.totals.device)
 
 
 def all_pieces(block: Block) -> Any:
@@ -156,18 +161,23 @@ def squared_norms(values: Tensor, block: Block) -> Tensor:
 
 def per_segment(sums: Any, pieces: Any, block: Block) -> Tensor:
     """Sums over pieces as sums over segments."""
-    return torch.from_numpy(np.bincount(pieces[:, 0], sums, len(block.lengths)))
+    if pieces is all_pieces(block) and len(pieces) == len(block.lengths):
+        return torch.from_numpy(sums)  # each segment is one piece
+    totals = np.zeros((len(block.lengths), *sums.shape[1:]))
+    np.add.at(totals, pieces[:, 0], sums)
+    return torch.from_numpy(totals)
 
 
-def verdict(block: Block, batch: BatchStatistics, config: Config) -> Tensor:
-    """Two booleans: is every number usable, and is the gradient of any segment unusually long?"""
+def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> Tensor:
+    """Two booleans: is every number usable, and is the gradient of any tensor unusually long? Rows are not asked."""
     norms = squared_norms(batch.grad, block)
     limit = torch.finfo(block.theta.dtype).max * LEAST_PROBE**2
-    others = (batch.probed_grad, batch.grad_sq, batch.diff_sq)
-    sizes = [norms.max(), *(part.abs().max().double() for part in others if part is not None and part.numel())]
-    usable = torch.stack([size < limit for size in sizes]).all()
-    if isinstance(config, Paper):
-        return torch.stack([usable, torch.zeros_like(usable)])
+    usable = norms.max() < limit
+    for part in (batch.probed_grad, batch.grad_sq, batch.diff_sq):
+        if part is not None and part.numel():
+            usable = usable & (part.abs().max() < limit)
+    if by_rows or isinstance(config, Paper):
+        return torch.stack([usable, usable & False])
     counts, totals = batch.counts.to(norms.device), totals_of(block)
     expected = (totals.grad_sq + (counts - 1) * totals.signal) / counts.clamp(min=1)
     return torch.stack([usable, (networks.is_long(norms, expected, config) & (counts > 0)).any()])
@@ -229,17 +239,15 @@ def learn(
     block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
 ) -> tuple[Tensor, Tensor]:
     """Learn from the minibatch. Returns the step of every coordinate and the outliers per segment."""
-    totals = totals_of(block)
     if delta is not None:
-        totals.probe_size.copy_((squared_norms(delta, block) / lengths_of(block)).sqrt())
-    changed = changes_curvature(block, batch, delta, config)
+        totals_of(block).probe_size.copy_((squared_norms(delta, block) / lengths_of(block)).sqrt())
+    known = 4 if changes_curvature(block, batch, delta, config) else 2
     run = learn_loops if block.theta.is_cpu else learn_tensors
-    steps, (*sums, outliers) = run(block, batch, delta, lr, config)
-    active = batch.counts.to(block.totals.device) > 0
-    for total, value in zip(totals, sums if changed else sums[:2], strict=False):
-        total.copy_(torch.where(active, value.to(total), total))
+    steps, sums = run(block, batch, delta, lr, config)
+    active = (batch.counts > 0).to(block.totals.device)[:, None]
+    block.totals[:, :known] = torch.where(active, sums[:, :known], block.totals[:, :known])
     block.seen.add_(batch.counts)
-    return steps, outliers
+    return steps, sums[:, -1]
 
 
 def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None, config: Config) -> bool:
@@ -251,7 +259,7 @@ def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None
 
 def learn_loops(
     block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """Steps, and sums of v̄, ḡ², |h̄^fd|, v̄^fd and outliers per segment, by compiled loops."""
     number = block.theta.numpy().dtype.type
     nothing = np.empty(0, number)
@@ -278,24 +286,25 @@ def learn_loops(
         array(block.memory),
         tuple(map(array, (batch.grad, batch.grad_sq, diff, batch.diff_sq, direction))),
         array(delta),
-        torch.stack([block.seen, batch.counts, *context(block, config)]).to(block.theta.dtype).numpy(),
+        np.stack([part.numpy() for part in (block.seen, batch.counts, *context(block, config))]).astype(number),
         number(lr),
         # numbers in the precision of the loop, so that float32 stays float32
         type(config)._make(value if isinstance(value, bool) else number(value) for value in config),
         steps.numpy(),
         sums,
     )
-    return steps, [per_segment(column, pieces, block) for column in sums.T]
+    return steps, per_segment(sums, pieces, block)
 
 
 def learn_tensors(
     block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
-) -> tuple[Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor]:
     """The same on whole tensors, compiled by torch."""
     numbers = [spread(value, block) for value in (block.seen, batch.counts, *context(block, config))]
     factor = torch.as_tensor(lr, dtype=block.theta.dtype, device=block.theta.device)
     steps, values = compiled_tensors()(block, batch, delta, numbers, factor, config)
-    return steps, [torch.stack([part.double().sum() for part in value.split(block.lengths)]) for value in values]
+    sums = [torch.stack([part.double().sum() for part in value.split(block.lengths)]) for value in values]
+    return steps, torch.stack(sums, dim=1)
 
 
 @functools.cache
@@ -353,9 +362,8 @@ def move(block: Block, grad: Tensor, steps: Tensor, decay: Tensor, weight: Tenso
 
 def averaging_weights(block: Block, counts: Tensor, window: float, config: Config) -> Tensor:
     """The weight with which a new iterate enters the average, per segment: all of it until the bootstrap is over."""
-    weight = torch.full_like(block.seen, 1 / window)
     bootstrap = config.bootstrap if isinstance(config, Networks) else 0.0
-    return torch.where(block.seen - counts >= bootstrap, weight, 1.0) * (counts > 0)
+    return torch.where(block.seen - counts >= bootstrap, 1 / window, 1.0) * (counts > 0)
 
 
 def row_averaging_weights(block: Block, counts: Tensor, config: Config) -> Tensor:

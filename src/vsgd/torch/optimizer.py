@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
@@ -27,6 +30,7 @@ from vsgd.torch.closure import (
     check_loss,
     check_probe_was_seen,
     check_repeatable,
+    signals_deferred,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.engine import BatchStatistics, Block, Config
@@ -163,6 +167,8 @@ class VSGD(Optimizer):
         closures = check_closures(closure)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
+        if self._recorder is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise RuntimeError("per_sample sees the rows of one process only; leave it out in distributed training")
         known = set(self.state)
         replays = [Replay(each, {p.device for p in self._parameters()}) for each in closures]
         first: list[Evaluation] = []
@@ -170,21 +176,21 @@ class VSGD(Optimizer):
         try:
             self._open()
             first += [self._evaluate(replay.first, scaler) for replay in replays]
-            self._learn_from(first, replays, scaler)
+            work = self._learn_from(first, replays, scaler)
         except BaseException as error:
-            self._close()
-            for parameter in set(self.state) - known:  # made in this step
-                del self.state[parameter]
+            with signals_deferred():
+                self._close()
+                for parameter in set(self.state) - known:  # made in this step
+                    del self.state[parameter]
             if not isinstance(error, NotFinite):
                 raise
             for replay in replays:
                 replay.undo()
             self._skip(first[0].loss)
         else:
-            self._close()
-            for group in self.param_groups:
-                group["steps"] += 1
-                group["skipped_in_a_row"] = 0
+            with signals_deferred():
+                self._update(work)
+                self._close()
         return first[0].loss if len(first) == 1 else torch.stack([e.loss for e in first]).mean()
 
     def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True) -> Evaluation:
@@ -208,8 +214,8 @@ class VSGD(Optimizer):
             )
         return Evaluation(loss=loss.detach().reshape(()), grads=grads, recording=recorded)
 
-    def _learn_from(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
-        """Take gradients at θ + δ too if that is due, and update."""
+    def _learn_from(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> list[Work]:
+        """Take gradients at θ + δ too if that is due. All that an update needs; nothing of the state has changed."""
         starting = not self.state
         raw = {p: p.grad for p in self._parameters()}
         if starting:
@@ -235,7 +241,9 @@ class VSGD(Optimizer):
         if probing:
             for parameter, grad in raw.items():
                 parameter.grad = grad if grad is None or scaler is None else grad.div_(scale_of(scaler))
-        self._update(work)
+        for w in work:  # a mistake in a group is told before anything moves
+            float(w.group["lr"]), float(w.group["weight_decay"])
+        return work
 
     def _check_closures(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
         """In the first step: do closures repeat themselves, and how much do they compute?"""
@@ -322,7 +330,7 @@ class VSGD(Optimizer):
 
     def _look_at(self, evaluations: list[Evaluation], work: list[Work], scaler: Any) -> bool:
         """Is a gradient unusually long? `NotFinite` if a number is not usable. Only here a device is waited for."""
-        verdicts = [engine.verdict(w.block, w.batch, w.group["algorithm"]) for w in work]
+        verdicts = [engine.verdict(w.block, w.batch, w.group["algorithm"], isinstance(w.storage, Table)) for w in work]
         verdicts += [torch.stack([e.loss.isfinite(), e.loss != e.loss]) for e in evaluations]
         usable, long = torch.stack([each.to(verdicts[0].device) for each in verdicts]).unbind(1)
         answers = torch.stack([usable.all(), long.any()]).tolist()
@@ -389,6 +397,8 @@ class VSGD(Optimizer):
         for group in self.param_groups:
             if id(group) in gains and isinstance(group["algorithm"], Networks):
                 group["averaging"] = averaging_after(group["averaging"], gains[id(group)], group["algorithm"])
+            group["steps"] += 1
+            group["skipped_in_a_row"] = 0
 
     def _skip(self, loss: Tensor) -> None:
         """Leave a step out; too many in a row are an error."""
@@ -470,6 +480,7 @@ class VSGD(Optimizer):
                 self.state[p] = new_state(p, groups[p]["algorithm"], p in tables, self._compact, blocks.get(p, (1, 1)))
             for p in turned:
                 self.state[p] = as_table(self.state[p], p)
+            self._storages = []
             self._arrange()
             self._measure_scales(distance_to_go(evaluations[0]))
             self._open()
@@ -538,12 +549,26 @@ def own_gradient(grad: Tensor, scale: float) -> Tensor:
 
 
 def check_parameters(parameters: list[Tensor]) -> None:
+    """Refuse what cannot be optimized, or not like this."""
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     for parameter in parameters:
         if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
             raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
-    places = [(p.device, p.data_ptr()) for p in parameters if p.numel() and p.device.type != "meta"]
-    if len(set(places)) < len(places):
-        raise ValueError("two parameters share memory; tie weights by using one parameter twice")
+        if isinstance(parameter, sharded):
+            raise TypeError(
+                "a parameter is sharded (DTensor, as FSDP2 makes them); use DistributedDataParallel instead"
+            )
+    spans = sorted(span_of(p) for p in parameters if p.numel() and p.device.type != "meta")
+    for (device, _, end), (other, start, _) in itertools.pairwise(spans):
+        if device == other and start < end:
+            raise ValueError("two parameters share memory; tie weights by using one parameter twice")
+
+
+def span_of(parameter: Tensor) -> tuple[str, int, int]:
+    """Where the memory of a parameter begins and ends."""
+    last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    start = parameter.data_ptr()
+    return str(parameter.device), start, start + (last + 1) * parameter.element_size()
 
 
 def seed_of(step: int, place: int) -> int:

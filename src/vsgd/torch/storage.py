@@ -8,6 +8,7 @@ the memory of the iterates meanwhile, since a large table must not be copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.networks import Networks
-from vsgd.torch.basis import Basis, back, basis_of, into, matrix_shape, new_basis, observe, refresh
+from vsgd.torch.basis import Basis, back, basis_of, into, matrix_shape, new_basis, observe, observes, refresh, turns
 from vsgd.torch.engine import Block, Config, Totals, averages_iterates
 
 ParamState = dict[str, Tensor]
@@ -74,12 +75,24 @@ def new_state(
 
 def as_table(state: ParamState, parameter: Tensor) -> ParamState:
     """The state of a dense parameter whose rows are counted apart from now on."""
-    names = (*STATISTICS, "seen", "iterate", "average")
+    names, basis = (*STATISTICS, "seen", "iterate", "average"), basis_of(state)
     state = {name: value.clone() for name, value in state.items() if name in names}
+    state["grad"] = back(state["grad"].reshape(matrix_shape(parameter)), basis).reshape(parameter.shape)
+    state["curv"] = state["curv"].abs()
     if "iterate" in state:
         state["iterate"] = state["iterate"].to(parameter.dtype)
     state["seen"] = state["seen"].to(parameter.device).repeat(len(parameter))
     return state
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Our own arithmetic is not to be cast, even if the user trains within autocast."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Can compiled loops read its memory as it is?"""
+    return tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() != 0
 
 
 class Dense:
@@ -119,6 +132,7 @@ class Dense:
         sides = ("left_basis", "left_cov", "right_basis", "right_cov")
         turned = [{k: states[p][k].to(first.device, dtype) for k in sides if k in states[p]} for p in parameters]
         self.bases = [basis_of(each) for each in turned]
+        self._matrices = [(k, matrix_shape(p)) for k, p in enumerate(parameters) if turned[k]]
         self._weights = self.views(self._evaluated())
         self._iterates = self.views(self.block.theta)
         self._scratch: dict[str, Tensor] = {}
@@ -143,8 +157,14 @@ class Dense:
     def gather(self, tensors: Sequence[Tensor | None], name: str) -> Tensor:
         """Tensors shaped like the parameters as one flat tensor, zeros for missing ones; its memory is used again."""
         theta = self.block.theta
+        for tensor, (_, shape, *_) in zip(tensors, self.signature, strict=True):
+            if tensor is not None and tensor.shape != shape:
+                raise RuntimeError(
+                    f"a gradient has shape {tuple(tensor.shape)}, its parameter had {tuple(shape)} before the step; "
+                    "a closure must not change the shape of a parameter"
+                )
         (first, *others) = tensors
-        if not others and first is not None and first.is_contiguous() and first.dtype == theta.dtype:
+        if not others and first is not None and first.dtype == theta.dtype and is_plain(first):
             return first.detach().reshape(-1)
         parts = [
             theta.new_zeros(1).expand(length) if tensor is None else tensor.detach().reshape(-1)
@@ -153,49 +173,53 @@ class Dense:
         buffer = self._scratch.setdefault(name, torch.empty_like(theta))
         return torch.cat(parts, out=buffer)
 
-    def _rotated(self, flat: Tensor, rotate: Callable[[Tensor, Basis], Tensor]) -> Tensor:
-        if not self.rotated():
+    def rotated(self) -> dict[Tensor, Basis]:
+        """The bases of those parameters that have one."""
+        return {self.parameters[k]: self.bases[k] for k, _ in self._matrices}
+
+    def _rotate(self, flat: Tensor, rotate: Callable[[Tensor, Basis], Tensor]) -> Tensor:
+        if not self._matrices:
             return flat
-        parts = zip(flat.split(self.block.lengths), self.parameters, self.bases, strict=True)
-        with torch.autocast(flat.device.type, enabled=False):  # the user's is for the model
-            return torch.cat([rotate(part.view(matrix_shape(p)), basis).reshape(-1) for part, p, basis in parts])
+        parts = list(flat.split(self.block.lengths))
+        with no_autocast(flat.device):
+            for k, shape in self._matrices:
+                parts[k] = rotate(parts[k].view(shape), self.bases[k]).reshape(-1)
+        return torch.cat(parts)
 
     def into(self, flat: Tensor) -> Tensor:
         """From the parameters' own coordinates to those of their bases."""
-        return self._rotated(flat, into)
+        return self._rotate(flat, into)
 
     def back(self, flat: Tensor) -> Tensor:
         """From the coordinates of the bases to the parameters' own."""
-        return self._rotated(flat, back)
-
-    def rotated(self) -> dict[Tensor, Basis]:
-        """The bases of those parameters that have one."""
-        pairs = zip(self.parameters, self.bases, strict=True)
-        return {p: basis for p, basis in pairs if basis.left is not None or basis.right is not None}
+        return self._rotate(flat, back)
 
     def turn(self, plain_grad: Tensor, counts: Tensor) -> None:
         """Let the bases follow the gradient. ḡ turns with them; the other averages stay as they are."""
-        parts = zip(plain_grad.split(self.block.lengths), self.block.grad.split(self.block.lengths), strict=True)
-        for k, (grad, mean) in enumerate(parts):
-            p, basis = self.parameters[k], self.bases[k]
-            if counts[k] == 0 or (basis.left is None and basis.right is None):
-                continue
-            steps = int(self.steps[k])
-            shape = matrix_shape(p)
-            with torch.autocast(grad.device.type, enabled=False):
-                observe(basis, grad.view(shape), steps)
-                own = back(mean.to(grad.dtype).view(shape), basis)
-                if refresh(basis, steps):
-                    mean.copy_(into(own, basis).reshape(-1))
+        grads, means = plain_grad.split(self.block.lengths), self.block.grad.split(self.block.lengths)
+        steps = self.steps.tolist()
+        for k, shape in self._matrices:
+            if counts[k] > 0 and observes(steps[k]):
+                basis = self.bases[k]
+                with no_autocast(plain_grad.device):
+                    observe(basis, grads[k].view(shape), steps[k])
+                    if turns(steps[k]):
+                        own = back(means[k].to(plain_grad.dtype).view(shape), basis)
+                        refresh(basis)
+                        means[k].copy_(into(own, basis).reshape(-1))
         self.steps += counts > 0
+
+    def fits(self, config: Config) -> bool:
+        """Are the parameters and the algorithm still what they were?"""
+        return self.config == config and self.signature == signature(self.parameters)
 
     def adopt(self) -> None:
         """Go on from weights that the user has set since the last step."""
         for parameter, weights, iterate in zip(self.parameters, self._weights, self._iterates, strict=True):
             seen = weights if weights.dtype == parameter.dtype else weights.to(parameter.dtype)
             if not torch.equal(parameter, seen):
-                changed = parameter != seen
-                iterate[changed] = weights[changed] = parameter.detach()[changed].to(weights.dtype)
+                weights.copy_(parameter)
+                iterate.copy_(parameter)
 
     def open(self) -> None:
         """Let the parameters hold the iterates."""
@@ -206,7 +230,10 @@ class Dense:
     def close(self) -> None:
         """Let the parameters hold the weights to evaluate."""
         for parameter, weights in zip(self.parameters, self._weights, strict=True):
-            parameter.copy_(weights)
+            if parameter.shape == weights.shape:
+                parameter.copy_(weights)
+            else:  # the closure has given it another
+                parameter.data = weights.to(parameter.dtype, copy=True)
 
     def move_to(self, theta: Tensor) -> Tensor:
         """Let the parameters hold other values, rounded to their precision. Returns what they hold now."""
@@ -242,6 +269,14 @@ class Table:
         if self._version is not None and version != self._version:
             for name in {"iterate", "average"} & self.state.keys():
                 self.state[name].copy_(self.parameter)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [self.parameter]
+
+    def fits(self, config: Config) -> bool:
+        """Are the parameter and the algorithm still what they were?"""
+        return self.config == config and self.signature == signature([self.parameter])
 
     def open(self) -> None:
         """Let the parameter use the memory of the iterates."""
@@ -343,23 +378,26 @@ def check_state(state: ParamState, parameter: Tensor, name: Any) -> None:
     """Refuse a saved state that does not fit its parameter, before anything is loaded."""
     if not state:
         return
-    shapes: dict[str, Sequence[tuple[int, ...]]] = {key: [tuple(parameter.shape)] for key in STATISTICS}
-    shapes["seen"] = [(1,), tuple(parameter.shape[:1])]
-    if state.get("seen") is not None and state["seen"].numel() == 1:
-        shapes |= {"totals": [(len(Totals._fields),)], "steps": [(1,)]}
-    optional = {key: [tuple(parameter.shape)] for key in ("iterate", "average")}
-    for side, width in zip(("left", "right"), matrix_shape(parameter), strict=True):
-        size = state[f"{side}_basis"].shape[-1] if isinstance(state.get(f"{side}_basis"), Tensor) else 1
-        if size > 1 and width % size == 0:
-            optional |= {f"{side}_{part}": [(width // size, size, size)] for part in ("basis", "cov")}
-    for key in sorted({*shapes, *state}):
-        allowed = shapes.get(key, optional.get(key, []))
-        value = state.get(key)
-        found = tuple(value.shape) if isinstance(value, Tensor) and value.is_floating_point() else None
-        if found not in allowed and not (value is None and key in optional):
+    found = {
+        key: tuple(value.shape) if isinstance(value, Tensor) and value.is_floating_point() else None
+        for key, value in state.items()
+    }
+    shape = tuple(parameter.shape)
+    wanted: dict[str, Any] = dict.fromkeys(STATISTICS, shape)
+    wanted |= {key: shape for key in ("iterate", "average") if key in found}
+    if shape and shape[0] > 1 and found.get("seen") == shape[:1]:
+        wanted["seen"] = shape[:1]
+    else:
+        wanted |= {"seen": (1,), "steps": (1,), "totals": (len(Totals._fields),)}
+        for side, width in zip(("left", "right"), matrix_shape(parameter), strict=True):
+            if f"{side}_basis" in found:
+                size = max((found[f"{side}_basis"] or (1,))[-1], 2)
+                wanted |= dict.fromkeys((f"{side}_basis", f"{side}_cov"), (width // size, size, size))
+    for key in sorted({*wanted, *found}):
+        if found.get(key) != wanted.get(key, "absent"):
             raise ValueError(
-                f"the state is of another model: {key!r} of parameter {name} has shape {found}, "
-                f"it must be {' or '.join(map(str, allowed)) or 'absent'}. Nothing was loaded."
+                f"the state is of another model: {key!r} of parameter {name} has shape {found.get(key)}, it must be "
+                f"{wanted.get(key, 'absent')}. Nothing was loaded."
             )
 
 
@@ -370,6 +408,9 @@ def arranged(
     compact: bool,
 ) -> list[tuple[dict[str, Any], Storage]]:
     """Storages for all parameters that have state: those that are `present`, if they still fit, or new ones."""
+    served = sum(len(storage.parameters) for _, storage in present)
+    if served == len(states) and all(storage.fits(group["algorithm"]) for group, storage in present):
+        return present
     wanted = []
     for group in groups:
         sets: dict[Any, list[Tensor]] = {}
@@ -380,9 +421,6 @@ def arranged(
                 kind = is_decoupled(parameter, states[parameter], group["algorithm"])
                 sets.setdefault(parameter if apart else (parameter.device, parameter.dtype, kind), []).append(parameter)
         wanted += [(group, parameters) for parameters in sets.values()]
-    fits = [(id(group), storage.config, storage.signature) for group, storage in present]
-    if fits == [(id(group), group["algorithm"], signature(parameters)) for group, parameters in wanted]:
-        return present
 
     def storage_of(parameters: list[Tensor], config: Config) -> Storage:
         if is_table(states[parameters[0]]):

@@ -36,6 +36,9 @@ AS_PUBLISHED = _variant("vsgd-paper", "vSGD, paper", PAPER, "`VSGD(model.paramet
 
 ABLATIONS = (
     DEFAULT,
+    _without("eigenbasis", "no eigenbasis", eigenbasis=False),
+    _without("step-limit", "steps not limited", step_limit=1e6),
+    _without("grad-clip", "gradients not cut", grad_clip=1e6),
     _without("memory", "memory not capped", min_memory_cap=1e6),
     _without("inflation", "no variance inflation", variance_inflation=1.0),
     _without("shrinkage", "curvature each for itself", shrinkage=0.0),

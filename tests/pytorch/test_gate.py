@@ -1,0 +1,248 @@
+"""Nothing reaches compiled code that does not fit, and nothing is left half-done."""
+
+from __future__ import annotations
+
+import copy
+import signal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closures import closure_of
+from torch import nn
+
+from vsgd import COLUMNS, PAPER
+from vsgd.torch import VSGD
+
+X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
+Y = X[:, :3].argmax(1)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def trained(steps: int = 6, **options):
+    model = network()
+    opt = VSGD(model.parameters(), **options)
+    closure = closure_of(opt, lambda: F.cross_entropy(model(X), Y))
+    for _ in range(steps):
+        opt.step(closure)
+    return model, opt, closure
+
+
+def test_an_algorithm_of_another_front_end_is_refused():
+    with pytest.raises(TypeError, match=r"vsgd\.Networks or vsgd\.Paper"):
+        VSGD(network().parameters(), algorithm=COLUMNS)
+    _, opt, closure = trained()
+    opt.param_groups[0]["algorithm"] = COLUMNS
+    with pytest.raises(TypeError, match=r"vsgd\.Networks or vsgd\.Paper"):
+        opt.step(closure)
+
+
+def test_a_model_instead_of_parameters_is_refused():
+    with pytest.raises(TypeError, match=r"VSGD\(model.parameters\(\), per_sample=model\)"):
+        VSGD(network())
+
+
+def test_a_learning_rate_that_was_left_over_is_pointed_out():
+    with pytest.warns(UserWarning, match="leave lr out"):
+        VSGD(network().parameters(), lr=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", [None, PAPER], ids=["networks", "paper"])
+@pytest.mark.parametrize(
+    "key", ["grad", "grad_sq", "curv", "curv_sq", "memory", "seen", "totals", "iterate", "left_cov"]
+)
+@pytest.mark.parametrize("value", [torch.zeros(1, 1), torch.zeros(7), torch.zeros(40, dtype=torch.int64), None, "text"])
+def test_a_state_that_does_not_fit_is_refused_and_nothing_loaded(algorithm, key, value):
+    _, opt, closure = trained(**({} if algorithm is None else {"algorithm": algorithm}))
+    before = copy.deepcopy(opt.state_dict()["state"])
+    saved = copy.deepcopy(opt.state_dict())
+    if value is None and key not in saved["state"][0]:
+        pytest.skip("it is not there to be taken away")
+    if value is None and key == "iterate":
+        pytest.skip("without it, training goes on from the weights")
+    saved["state"][0][key] = value
+    with pytest.raises(ValueError, match=key):
+        opt.load_state_dict(saved)
+    torch.testing.assert_close(opt.state_dict()["state"], before, rtol=0, atol=0)
+    opt.step(closure)
+
+
+@pytest.mark.parametrize("shape", [(1,), (8, 6), (80, 50)])
+def test_a_parameter_that_was_resized_is_refused(shape):
+    model, opt, closure = trained()
+    model[0].weight.data = torch.randn(shape)
+    with pytest.raises(ValueError, match="changed its shape"):
+        opt.step(closure)
+
+
+def closure_that(change, weight, opt):
+    """A closure that changes the memory of a parameter before it uses it."""
+
+    def closure():
+        opt.zero_grad()
+        weight.data = change(weight.data)
+        loss = weight.sum()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def test_a_closure_that_resizes_a_parameter_is_refused():
+    model, opt, closure = trained()
+    before = model[0].weight.detach().clone()
+    with pytest.raises(RuntimeError, match="must not change the shape"):
+        opt.step(closure_that(lambda data: torch.randn(9, 5), model[0].weight, opt))
+    assert torch.equal(model[0].weight, before)
+    opt.step(closure)
+
+
+def test_a_closure_that_recasts_a_parameter_corrupts_nothing():
+    model, opt, _ = trained()
+    opt.step(closure_that(lambda data: data.double(), model[0].weight, opt))
+    model.float()
+    opt.step(closure_of(opt, lambda: F.cross_entropy(model(X), Y)))
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_gradients_without_memory_and_with_lazy_signs():
+    p = nn.Parameter(torch.ones(5))
+    opt = VSGD([p])
+    for step in range(12):
+
+        def closure(step=step):
+            p.grad = torch._efficientzerotensor(5) if step == 9 else torch._neg_view(-2 * p.detach())
+            return p.detach().square().sum()
+
+        opt.step(closure)
+    assert torch.isfinite(p).all()
+    assert (p.abs() < 1).all()
+
+
+def test_parameters_that_overlap_are_refused():
+    buffer = torch.zeros(10)
+    with pytest.raises(ValueError, match="share memory"):
+        VSGD([nn.Parameter(buffer[:6]), nn.Parameter(buffer[4:])])
+
+
+def test_forward_outside_the_closure_is_told():
+    layer = nn.Linear(5, 3, bias=False)
+    opt = VSGD(layer.parameters())
+    loss = F.cross_entropy(layer(X), Y)
+
+    def closure():
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        return loss
+
+    with pytest.raises(RuntimeError, match="forward pass itself"):
+        opt.step(closure)
+
+
+@pytest.mark.parametrize("what", ["data", "generator", "hidden state"])
+def test_a_closure_that_does_not_repeat_itself_is_refused_in_the_first_step(what):
+    model = network()
+    opt = VSGD(model.parameters())
+    generator, carried = torch.Generator().manual_seed(1), [torch.zeros(16, 5)]
+    batches = iter(torch.randn(10, 16, 5))
+    before = copy.deepcopy(model.state_dict())
+
+    def loss():
+        x = X
+        if what == "data":
+            x = next(batches)
+        elif what == "generator":
+            x = X + torch.randn(16, 5, generator=generator)
+        else:
+            carried[0] = carried[0] + 1
+            x = X + carried[0]
+        return F.cross_entropy(model(x), Y)
+
+    with pytest.raises(RuntimeError, match="Usual causes"):
+        opt.step(closure_of(opt, loss))
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not opt.state
+
+
+class Queue(nn.Module):
+    """Keeps what it has seen, as a codebook or a queue of negatives does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(16, 5))
+
+    def forward(self, x):
+        self.calls += 1
+        self.last = x.detach().clone() + self.calls  # replaced, not written to
+        return self.layer(x)
+
+
+def test_buffers_of_any_module_see_each_minibatch_once():
+    model = Queue()
+    opt = VSGD(model.parameters())
+    calls = []
+
+    def loss():
+        calls.append(1)
+        return F.cross_entropy(model(X), Y)
+
+    for _ in range(25):
+        opt.step(closure_of(opt, loss))
+    assert len(calls) > 25
+    assert model.calls == 25
+    assert torch.equal(model.last, X + 25)
+
+
+def equal(first, second) -> bool:
+    try:
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+    except AssertionError:
+        return False
+    return True
+
+
+def run_interrupted(rounds: int) -> int:
+    """Steps that are interrupted at random moments; each must have happened as a whole or not at all."""
+    model, opt, closure = trained(12)
+    generator = torch.Generator().manual_seed(0)
+    armed, interrupted = [False], 0
+
+    def interrupt(number, frame):
+        if armed[0]:
+            armed[0] = False
+            raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(rounds):
+            twin, twin_opt = copy.deepcopy((model, opt))
+            before = copy.deepcopy((model.state_dict(), opt.state_dict()["state"]))
+            try:
+                armed[0] = True
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + float(torch.rand(1, generator=generator)) * 2e-3)
+                opt.step(closure)
+            except KeyboardInterrupt:
+                interrupted += 1
+            armed[0] = False
+            twin_opt.step(closure_of(twin_opt, lambda twin=twin: F.cross_entropy(twin(X), Y)))
+            after, whole = ((m.state_dict(), o.state_dict()["state"]) for m, o in ((model, opt), (twin, twin_opt)))
+            assert equal(after, before) or equal(after, whole), "a step was left half-done"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    return interrupted
+
+
+def test_interrupts_leave_nothing_half_done():
+    assert run_interrupted(60) > 5
+
+
+@pytest.mark.slow
+def test_two_thousand_interrupts_leave_nothing_half_done():
+    assert run_interrupted(2000) > 200

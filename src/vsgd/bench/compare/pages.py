@@ -37,7 +37,7 @@ PROTOCOL = (
     "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
     "A loss that is not finite ends a run as diverged: its loss is infinite.",
     "The constants of vSGD's default were settled in trials on some of the small networks with the first three seeds, "
-    "looking at held-out losses; `docs/algorithm.md` lists them. The opponents' defaults were settled elsewhere.",
+    "looking at held-out losses; `docs/laboratory.md` lists trials. The opponents' defaults were settled elsewhere.",
     "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
     "final loss is the mean over the stream.",
 )

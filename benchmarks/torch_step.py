@@ -57,7 +57,8 @@ def update_alone() -> None:
 
     def task(make: Callable[[Tensor], torch.optim.Optimizer]) -> Callable[[], object]:
         parameter = torch.randn(size, requires_grad=True)
-        gradients = [torch.randn(size), torch.randn(size)]
+        first = torch.randn(size)
+        gradients = [first, first * 1.001]  # two evaluations at the same weights have to agree in the first step
         opt = make(parameter)
         closure = given(parameter, gradients)
         return lambda: opt.step(closure)
@@ -68,6 +69,68 @@ def update_alone() -> None:
         "VSGD, update without a second gradient": task(lambda p: VSGD([p], algorithm=NEVER)),
     }
     report(f"update alone, {size:,} float32 parameters", medians(tasks), "torch.optim.Adam(fused=True)")
+
+
+def small_steps() -> None:
+    """Where Python's time counts: a network of 5,000 weights, and many small tensors."""
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 64), torch.randint(10, (32,))
+
+    def network(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[], object]:
+        model = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 25), nn.ReLU(), nn.Linear(25, 10))
+        opt = make(model)
+
+        def closure() -> Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        return lambda: opt.step(closure)
+
+    tasks = {
+        "SGD with momentum": network(lambda m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9)),
+        "Adam": network(lambda m: torch.optim.Adam(m.parameters())),
+        "VSGD without a second gradient": network(lambda m: VSGD(m.parameters(), algorithm=NEVER)),
+        "VSGD without a second gradient or a basis": network(
+            lambda m: VSGD(m.parameters(), algorithm=NEVER._replace(eigenbasis=False))
+        ),
+    }
+    report("step of an MLP of 5,000 weights", medians(tasks, turns=200), "SGD with momentum")
+
+    def many(count: int) -> Callable[[], object]:
+        parameters = [nn.Parameter(torch.randn(10)) for _ in range(count)]
+        gradients = [torch.randn(10) for _ in range(count)]
+        opt = VSGD(parameters, algorithm=NEVER)
+
+        def closure() -> Tensor:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            return parameters[0].detach().sum()
+
+        return lambda: opt.step(closure)
+
+    seconds = medians({str(count): many(count) for count in (20, 220)}, turns=100)
+    print(f"  each further tensor: {1e6 * (seconds['220'] - seconds['20']) / 200:.1f} µs, its gradient included")
+
+
+def memory() -> None:
+    """Bytes of state for a parameter, as they are in a checkpoint."""
+    for name, options in {"VSGD": {}, "VSGD, compact": {"compact": True}}.items():
+        model = nn.Linear(1000, 1000, bias=False)
+        opt = VSGD(model.parameters(), algorithm=WITHOUT_BASIS, **options)
+
+        def closure(model: nn.Module = model, opt: torch.optim.Optimizer = opt) -> Tensor:
+            opt.zero_grad()
+            loss: Tensor = model(torch.ones(4, 1000)).square().mean()
+            loss.backward()
+            return loss
+
+        opt.step(closure)
+        used = sum(part.numel() * part.element_size() for part in opt.state[model.weight].values())
+        print(
+            f"  {name:<52}{used / model.weight.numel():>9.1f} bytes of state a parameter, without a basis; Adam has 8"
+        )
 
 
 def whole_step() -> None:
@@ -122,6 +185,12 @@ def sparse_table() -> None:
 
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians of {TURNS} turns")
-    update_alone()
-    whole_step()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        print(f"\n=== {threads} thread{'s' * (threads > 1)}")
+        update_alone()
+        whole_step()
+    torch.set_num_threads(1)
+    small_steps()
+    memory()
     sparse_table()

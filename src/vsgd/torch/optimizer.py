@@ -330,7 +330,9 @@ class VSGD(Optimizer):
 
     def _look_at(self, evaluations: list[Evaluation], work: list[Work], scaler: Any) -> bool:
         """Is a gradient unusually long? `NotFinite` if a number is not usable. Only here a device is waited for."""
-        verdicts = [engine.verdict(w.block, w.batch, w.group["algorithm"], isinstance(w.storage, Table)) for w in work]
+        verdicts = [
+            engine.verdict(w.block, w.batch, w.group["algorithm"], not isinstance(w.storage, Dense)) for w in work
+        ]
         verdicts += [torch.stack([e.loss.isfinite(), e.loss != e.loss]) for e in evaluations]
         usable, long = torch.stack([each.to(verdicts[0].device) for each in verdicts]).unbind(1)
         answers = torch.stack([usable.all(), long.any()]).tolist()

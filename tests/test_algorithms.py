@@ -12,7 +12,7 @@ from libraries import LIBRARIES, on_floats
 from vsgd import COLUMNS, NETWORKS, PAPER, VSGD_2012, Columns, Moments, Networks, Paper, State
 from vsgd.algorithms import columns, networks, paper
 from vsgd.algorithms.base import require
-from vsgd.algorithms.networks import TensorCurvature
+from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.paper import init, probe, rate, share_within, update
 from vsgd.jit import compiled
 
@@ -57,18 +57,14 @@ def test_the_paper_equals_the_reference_over_a_thousand_updates(library, shape, 
     assert expected[-1].outliers > 0, "the stream must exercise the outlier test"
 
 
-def networks_step(theta, state, batch, count, config):
-    """A tensor of one coordinate, seen at every step."""
-    mean = state.inner.mean
-    size = networks.probe_size(abs(theta), config)
-    tensor = networks.curvature_shrinkage(mean.curv, mean.curv_sq, abs(mean.grad), size, config)
-    return networks.update(theta, state, batch, count, config, tensor)
+NOTHING = TensorContext(curv=0.0, curv_sq=0.0, grad_clip=3.0, step_limit=1.0)
+"""A tensor that tells its coordinates nothing."""
 
 
 @pytest.mark.parametrize("library", LIBRARIES[1:])
 @pytest.mark.parametrize(
     ("first", "step", "config"),
-    [(networks.init, networks_step, NETWORKS), (columns.init, columns.update, COLUMNS)],
+    [(networks.init, networks.update, NETWORKS), (columns.init, columns.update, COLUMNS)],
     ids=["networks", "columns"],
 )
 def test_the_others_are_the_same_in_every_library(first, step, config, library):
@@ -98,7 +94,8 @@ def test_the_rate_without_noise_is_one_over_the_curvature():
     assert rate(mean, 1, Paper(epsilon=1e-12)) == pytest.approx(1 / 4)
     assert rate(mean, 1, VSGD_2012._replace(epsilon=1e-12)) == pytest.approx(1 / 4)
     assert columns.rate(mean, 1) == pytest.approx(1 / 4)
-    assert networks.rate(mean, 1, NETWORKS, TensorCurvature(0.0, 0.0)) == pytest.approx(1 / 4)
+    for decoupled in (True, False):
+        assert networks.rate(mean, 5.0, 1, NETWORKS, NOTHING, decoupled) == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 1000])
@@ -109,7 +106,8 @@ def test_the_rate_knows_the_minibatch(count):
     expected = distance**2 / (distance**2 + sigma_sq / count)
     assert rate(mean, count, Paper(epsilon=1e-14)) == pytest.approx(expected)
     assert columns.rate(mean, count) == pytest.approx(expected)
-    assert networks.rate(mean, count, NETWORKS, TensorCurvature(0.0, 0.0)) == pytest.approx(expected)
+    for decoupled in (True, False):
+        assert networks.rate(mean, 5.0, count, NETWORKS, NOTHING, decoupled) == pytest.approx(expected)
 
 
 def test_a_coordinate_without_samples_is_left_alone():
@@ -154,7 +152,7 @@ class TestNetworks:
         """Once, at the end of the bootstrap of three."""
         state = networks.init(1.0)
         for _ in range(3):
-            _, state, info = networks_step(1.0, state, Moments(1.0, 2.0, 3.0, 9.0), 1, NETWORKS)
+            _, state, info = networks.update(1.0, state, Moments(1.0, 2.0, 3.0, 9.0), 1, NETWORKS)
             assert info.rate == 0
         assert state.inner.mean == Moments(1.0, 20.0, 3.0, 90.0)
 
@@ -163,38 +161,55 @@ class TestNetworks:
         capped, free = networks.init(1.0), init(1.0)
         for g in rng.standard_normal(10_000).tolist():
             batch = Moments(g, g * g, 1.0, 1.0)
-            _, capped, _ = networks_step(1.0, capped, batch, 1, NETWORKS)
+            _, capped, _ = networks.update(1.0, capped, batch, 1, NETWORKS)
             _, free, _ = update(1.0, free, batch, 1)
         assert 50 < capped.inner.memory <= 102
         assert free.memory > 1000
 
     def test_the_weights_to_evaluate_are_an_average_of_the_iterates(self):
-        """The t-th iterate after the bootstrap enters with weight 1/√t."""
+        """Without noise it reaches back as little as it may."""
         theta, state = 1.0, networks.init(1.0)
         for _ in range(3):
-            theta, state, _ = networks_step(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
+            theta, state, _ = networks.update(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
         average = theta
-        for t in range(1, 50):
-            theta, state, _ = networks_step(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
-            average += (theta - average) / t**0.5
+        for _ in range(50):
+            theta, state, _ = networks.update(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
+            average += (theta - average) / NETWORKS.min_window
             assert networks.evaluation_point(theta, state) == pytest.approx(average)
         assert abs(theta) < abs(average) < 1
 
     def test_curvature_is_shrunk_towards_the_mean_of_the_tensor(self):
         """A flat coordinate in a curved tensor takes a step that the tensor's curvature allows."""
         flat = Moments(grad=1.0, grad_sq=1.0, curv=0.0, curv_sq=0.0)
-        tensor = networks.curvature_shrinkage(2.0, 4.0, 1.0, 0.1)
-        assert networks.rate(flat, 1, NETWORKS, tensor) == pytest.approx(1 / 2)
+        tensor = networks.context(2.0, 4.0, 1.0, 0.1)
+        assert networks.rate(flat, 5.0, 1, NETWORKS, tensor, False) == pytest.approx(1 / 2)
+
+    def test_in_decoupled_coordinates_noise_of_the_curvature_averages_out(self):
+        """|h̄| plus the standard error of that mean, over n τ samples."""
+        noisy = Moments(grad=1.0, grad_sq=1.0, curv=-2.0, curv_sq=4.0 + 9.0)
+        assert networks.rate(noisy, 9.0, 1, NETWORKS, NOTHING, True) == pytest.approx(1 / (2 + 1))
+        assert networks.rate(noisy, 9.0, 4, NETWORKS, NOTHING, True) == pytest.approx(1 / (2 + 0.5))
+
+    def test_steps_end_where_the_probe_has_not_looked(self):
+        tensor = networks.context(0.0, 0.0, 1.0, 0.1)
+        assert networks.limited_step(1e9, 1.0, 1.0, tensor) == pytest.approx(0.3)
+        assert networks.limited_step(1e-3, 1e9, 1.0, tensor) == pytest.approx(3e-3)
+        assert networks.limited_step(1e-3, -2.0, 1.0, tensor) == pytest.approx(-2e-3)
+
+    def test_the_length_scale_never_falls(self):
+        assert networks.length_scale(2.0, 1.0) == 2
+        assert networks.length_scale(2.0, -3.0) == 3
+        assert networks.length_scale(0.0, 0.0) == NETWORKS.min_rms
 
     def test_no_step_is_longer_than_the_probe_where_no_curvature_was_seen(self):
-        """|ḡ|/|δ| stands in: with the shrinkage s the step is δ for any s."""
+        """|ḡ|/|δ| stands in."""
         flat = Moments(grad=3.0, grad_sq=9.0, curv=0.0, curv_sq=0.0)
-        tensor = networks.curvature_shrinkage(0.0, 0.0, 3.0, 0.03)
-        assert networks.rate(flat, 1, NETWORKS, tensor) * 3.0 == pytest.approx(0.03)
+        tensor = networks.context(0.0, 0.0, 3.0, 0.03)
+        for decoupled in (True, False):
+            assert networks.rate(flat, 5.0, 1, NETWORKS, tensor, decoupled) * 3.0 == pytest.approx(0.03)
 
-    def test_a_probe_is_a_fraction_of_the_tensor_but_not_zero(self):
+    def test_a_probe_is_a_fraction_of_the_length_scale(self):
         assert networks.probe_size(2.0) == pytest.approx(0.06)
-        assert networks.probe_size(0.0) == pytest.approx(3e-5)
 
     def test_signs_are_fair_and_depend_on_index_and_seed(self):
         index = np.arange(20_000)
@@ -206,7 +221,7 @@ class TestNetworks:
         np.testing.assert_array_equal(networks.probe(0.5, bits), np.where(bits == 1, 0.5, -0.5))
 
     def test_a_second_gradient_is_due_at_times_and_where_the_first_is_long(self):
-        assert [step for step in range(9) if networks.probe_due(step)] == [0, 4, 8]
+        assert [step for step in range(25) if networks.probe_due(step)] == [0, 10, 20]
         assert not networks.is_long(3.9, 1.0)
         assert networks.is_long(4.1, 1.0)
 
@@ -257,7 +272,7 @@ def in_float32(config):
 
 def learn_of_networks(theta, state, batch, count, config):
     """All of an update but the step, which an engine takes in its own way."""
-    return networks.learn(state, batch, count, config, TensorCurvature(theta, theta))
+    return networks.learn(state, batch, count, config, TensorContext(theta, theta, theta, theta), True)
 
 
 @pytest.mark.parametrize(
@@ -341,8 +356,8 @@ DOUBLE, SINGLE = ("float64", 1e150, 64), ("float32", 2.0**59, 32)
         (paper.init, paper.update, PAPER, SINGLE),
         (paper.init, paper.update, VSGD_2012, DOUBLE),
         (paper.init, paper.update, VSGD_2012, SINGLE),
-        (networks.init, networks_step, NETWORKS, DOUBLE),
-        (networks.init, networks_step, NETWORKS, SINGLE),
+        (networks.init, networks.update, NETWORKS, DOUBLE),
+        (networks.init, networks.update, NETWORKS, SINGLE),
         (columns.init, columns.update, COLUMNS, DOUBLE),
     ],
     ids=["paper", "paper32", "vsgd", "vsgd32", "networks", "networks32", "columns"],

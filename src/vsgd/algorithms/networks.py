@@ -265,11 +265,15 @@ def update(theta: Array, state: State, batch: Moments, count: Array, config: Net
     tensor = context(abs(mean.curv), mean.curv_sq, abs(mean.grad), probe_size(state.scale, config), config)
     inner, info = learn(state.inner, batch, count, config, tensor, True)
     off = theta - state.average
-    window = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), config)
+    new = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), config)
+    window = ema(state.averaging.window, new.window, count > 0)
+    better = ema(state.averaging.advantage, new.advantage, count > 0)
     theta = theta - limited_step(info.rate, batch.grad, mean.grad_sq, tensor)
     started = state.inner.seen >= config.bootstrap
-    average = ema(state.average, theta, started / state.averaging.window + (started == 0))
-    return theta, State(inner, average, window, length_scale(state.scale, theta, config)), info
+    weight = (count > 0) * (started / state.averaging.window + (started == 0))
+    average = ema(state.average, theta, weight)
+    scale = length_scale(state.scale, theta, config)
+    return theta, State(inner, average, Averaging(window, better), scale), info
 
 
 def evaluation_point(theta: Array, state: State) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 
 from vsgd.kernels import kept
 from vsgd.linear import kernel, threads
+from vsgd.linear.gate import check_all
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
@@ -59,6 +60,7 @@ def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, t
     Outputs that each tell one class from the rest share nothing, so threads take a few outputs each. Otherwise they
     share the rows of a minibatch, if there are enough. What comes out does not depend on how many threads there are.
     """
+    check_all(model, rows, order, targets, weights, training)
     outputs = model.table.shape[2]
     parts = min(training.threads, outputs) if training.task.one_vs_rest else 1
     models = split(model, parts) if parts > 1 else [model]

@@ -15,6 +15,7 @@ from typing import NoReturn
 from vsgd import __version__
 from vsgd.arguments import LARGEST_SEED, at_least
 from vsgd.bench.compare import add_command
+from vsgd.disk import only_writer, write_whole
 from vsgd.errors import UserError, one_line
 from vsgd.files import add_commands
 
@@ -40,14 +41,14 @@ def figures(arguments: argparse.Namespace) -> None:
         from vsgd.bench.figures import Request
         from vsgd.bench.report import html, markdown
         from vsgd.bench.reproduce import reproduce
-        from vsgd.bench.store import write_whole
     except ModuleNotFoundError as error:
         raise UserError(f"the figures need {error.name}: pip install 'vsgd[bench]'") from None
 
     request = Request(runs=arguments.runs, updates=arguments.updates, seed=arguments.seed)
-    items = reproduce(arguments.names or list(FIGURE_NAMES), arguments.out, request)
-    write_whole(arguments.out / "numbers.md", markdown(items, request))
-    write_whole(arguments.out / "index.html", html(items, request))
+    with only_writer(arguments.out):
+        items = reproduce(arguments.names or list(FIGURE_NAMES), arguments.out, request)
+        write_whole(arguments.out / "numbers.md", markdown(items, request))
+        write_whole(arguments.out / "index.html", html(items, request))
     for item in items:
         if not arguments.names or item.figure.name in arguments.names:
             print(f"figure {item.figure.name}: {item.seconds:.1f} s")

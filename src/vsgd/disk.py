@@ -215,14 +215,14 @@ def read_checked(path: Path) -> dict[str, Any] | None:
 
 
 def say_damaged(path: Path, why: object) -> None:
-    print(f"vsgd: {path} is damaged ({why}); it is computed again.", file=sys.stderr)
+    print(f"vsgd: {path} is damaged ({why}) and not used; what it held is computed again if need be.", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing results to a folder meanwhile. The lock ends with the process at the latest."""
     ensure_folder(folder)
-    check_writable(folder / "results")
+    check_writable(folder / ".any-name")
     if fcntl is None:
         yield
         return

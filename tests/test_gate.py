@@ -125,6 +125,13 @@ class TestMatricesThatAreRefused:
         dense[:, 2], zero[:, 2] = value, 0
         np.testing.assert_array_equal(fitted(dense), fitted(zero))
 
+    @pytest.mark.parametrize("largest", [1e70, 1e-40])
+    @pytest.mark.parametrize("model", [VSGDClassifier, VSGDRegressor])
+    def test_the_scale_of_a_column_does_not_matter_within_the_limits(self, model, largest):
+        """W16."""
+        dense, scale = X.toarray(), largest / X.max()
+        np.testing.assert_allclose(fitted(dense * scale, model) * scale, fitted(dense, model), rtol=1e-9)
+
     @pytest.mark.parametrize("largest", [1e70, 1e-290])
     def test_up_to_the_limits_all_is_finite(self, largest):
         dense = X.toarray()

@@ -94,14 +94,16 @@ def fit(arguments: argparse.Namespace) -> None:
         print(line, file=say_to)
         found = scan(source_of(arguments), schema, settings.loss)
         trained = begin(found, settings)
-    for number in range(trained.passes, arguments.passes):
+    begun = trained.passes
+    for number in range(begun, arguments.passes):
         loss, skipped = one_pass(source_of(arguments), trained, number, found.rows)
         trained = trained._replace(passes=number + 1)
         if number + 1 == arguments.passes or not is_stream(arguments.model):
             save(arguments.model, trained)
         note = f", {bad_lines(skipped)} skipped" if skipped else ""
         print(f"pass {number + 1}: loss {loss:.6g}, {found.rows} rows{note}", file=say_to, flush=True)
-    print(f"{arguments.model} has {trained.passes} passes", file=say_to)
+    done = "wrote" if trained.passes > begun else "nothing to do for"
+    print(f"{done} {arguments.model}", file=say_to)
 
 
 def one_pass(source: Source, trained: Trained, number: int, rows: int) -> tuple[float, int]:

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,9 @@ from vsgd.errors import UserError, one_line
 from vsgd.files import add_commands
 
 FIGURE_NAMES = ("1", "2", "3", "4", "5", "6", "drift")
+
+
+INTERRUPTED = "interrupted. What was finished is kept; the same command (fit: with --resume) goes on from there."
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -101,18 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         message, code = str(error), 2
     except BrokenPipeError:  # nobody reads on, as with `| head`
         leave_standard_output()
-        return 128 + signal.SIGPIPE
+        return 141  # what a shell says of SIGPIPE
     except OSError as error:
         leave_standard_output()
         message, code = f"{error.filename or 'cannot write to standard output'}: {error.strerror}", 2
     except MemoryError as error:
         message, code = f"not enough memory: {error}. Take fewer --chunk-rows or --hash-bits.", 2
     except KeyboardInterrupt:
-        message, code = (
-            "interrupted. What was finished is kept; the same command (fit: --resume) goes on from there.",
-            130,
-        )
         print(file=sys.stderr)
+        message, code = INTERRUPTED, 130
     else:
         return 0
     print(f"vsgd: {one_line(message)}", file=sys.stderr)

@@ -39,7 +39,7 @@ def bad_lines(count: int) -> str:
 
 def check_room(columns: int, outputs: int) -> None:
     """Refuse a model that memory has no room for, before the machine stands still."""
-    size = 8 * columns * FIELDS * outputs
+    size = 2 * 8 * columns * FIELDS * outputs  # itself, and what is written of it
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
     if columns > MOST_COLUMNS or size > memory:
         raise UserError(

@@ -20,6 +20,9 @@ from vsgd.files.targets import ReadTarget
 
 Made = TypeVar("Made")
 
+MOST_ELEMENTS = 20_000_000
+"""Of a chunk: rows may be long."""
+
 
 class Chunk(NamedTuple):
     """Some rows, their targets, and for every row that was read whether it is among them."""
@@ -85,11 +88,13 @@ def examples(source: Source, schema: Schema, read_target: ReadTarget | None) -> 
 def chunks(source: Source, schema: Schema, rows: int, read_target: ReadTarget | None) -> Iterator[Chunk]:
     """The file as matrices of at most so many rows. Columns that a model does not know are left out."""
     batch: list[Example | None] = []
+    elements = 0
     for example in examples(source, schema, read_target):
         batch.append(example)
-        if len(batch) == rows:
+        elements += 0 if example is None else len(example.columns)
+        if len(batch) == rows or elements >= MOST_ELEMENTS:
             yield assemble(batch, schema.columns)
-            batch = []
+            batch, elements = [], 0
     if batch:
         yield assemble(batch, schema.columns)
 

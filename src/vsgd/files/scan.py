@@ -20,6 +20,7 @@ from vsgd.files.targets import classes_of, number_reader, present
 from vsgd.linear import CLASSIFICATION
 
 ROWS_TO_GUESS = 1000
+CELLS_TO_GUESS = 1_000_000
 MOST_CLASSES = 1000
 
 SVMLIGHT_SCHEMA = Schema("svmlight", "", [], [], [], [], 0, 0)
@@ -42,7 +43,7 @@ def guess_schema(path: Path, target: str | None, said: Kinds, hash_bits: int) ->
         raise UserError("--target must name the column to predict")
     table = open_table(path)
     good = (row for _, row in table.rows if not isinstance(row, BadRow))
-    first = list(itertools.islice(good, ROWS_TO_GUESS))
+    first = list(itertools.islice(good, min(ROWS_TO_GUESS, max(10, CELLS_TO_GUESS // len(table.names)))))
     if not first:
         raise UserError(f"{path} has no rows")
     kinds = infer(table.names, first, target, said)

@@ -198,13 +198,14 @@ def parsed(block: bytes) -> Parsed:
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The file in pieces of whole lines, without a byte order mark. Every byte is copied a few times at most."""
     pieces: list[bytes] = []
-    for i, block in enumerate(blocks):
-        whole, newline, rest = (block.removeprefix(BOM_UTF8) if i == 0 else block).rpartition(b"\n")
+    mark = BOM_UTF8
+    for block in blocks:
+        whole, newline, rest = block.rpartition(b"\n")
         if newline:
-            yield b"".join([*pieces, whole, newline])
-            pieces = []
+            yield b"".join([*pieces, whole, newline]).removeprefix(mark)
+            pieces, mark = [], b""
         pieces.append(rest)
-    if last := b"".join(pieces):
+    if last := b"".join(pieces).removeprefix(mark):
         yield last + b"\n"
 
 

@@ -247,10 +247,16 @@ class TestResume:
         succeeds(*again)
         trained = load(tmp_path / "m.npz")
         assert (trained.passes, trained.batch_size, trained.seed, trained.loss) == (2, 3, 7, "hinge")
-        (tmp_path / "at-once").mkdir()
         data = tmp_path / "d.csv"
         succeeds("fit", data, "--target", "y", "--model", tmp_path / "n.npz", *own, "--passes", 2)
         assert (tmp_path / "n.npz").read_bytes() == (tmp_path / "m.npz").read_bytes()
+
+    def test_the_same_command_goes_on(self, given, tmp_path):
+        """Also with options that svmlight has no use for."""
+        words = ["fit", given / "d.svm", "--model", tmp_path / "m.npz", "--hash-bits", 9, "--target", "y", "--seed", 3]
+        succeeds(*words, "--passes", 1)
+        succeeds(*words, "--passes", 2, "--resume")
+        assert "nothing to do" in succeeds(*words, "--passes", 2, "--resume")
 
     def test_other_classes(self, tmp_path):
         again = self.begun(tmp_path)

@@ -34,15 +34,20 @@ def run(*words, **options):
     return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, timeout=120, **options)
 
 
+def private_device(path, minor):
+    """A node like /dev/null (3) or /dev/full (7), which as root a mistake in the code under test would replace."""
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+    except OSError:
+        pytest.skip("device nodes cannot be made here")
+    return path
+
+
 class TestPlaces:
     """D1, D2, S3, T6, T7."""
 
     def test_a_device_is_written_to_not_replaced(self, given, tmp_path):
-        device = tmp_path / "null"
-        try:
-            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        except OSError:
-            pytest.skip("device nodes cannot be made here")
+        device = private_device(tmp_path / "null", 3)
         succeeds("predict", given / "d.svm", "--model", given / "m.npz", "--out", device)
         succeeds("fit", given / "d.svm", "--model", device, "--passes", 2)
         assert stat.S_ISCHR(device.stat().st_mode)
@@ -159,7 +164,7 @@ class TestPlaces:
 
 
 class TestStandardOutput:
-    """`link` stands for /dev/stdout, which as root a mistake in the code under test would replace."""
+    """`link` stands for /dev/stdout, for the same reason."""
 
     @pytest.mark.parametrize("out", [None, "-", "link to link"])
     def test_by_any_name(self, given, tmp_path, monkeypatch, out):
@@ -198,11 +203,7 @@ class TestStandardOutput:
         assert result.stderr.count("\n") == 1
 
     def test_full(self, given, tmp_path):
-        device = tmp_path / "full"
-        try:
-            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 7))
-        except OSError:
-            pytest.skip("device nodes cannot be made here")
+        device = private_device(tmp_path / "full", 7)
         with device.open("w") as full:
             words = [*COMMAND, "score", str(given / "d.svm"), "--model", str(given / "m.npz")]
             result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)

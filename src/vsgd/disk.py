@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from vsgd.errors import UserError
+from vsgd.errors import UserError, one_line
 
 try:
     import fcntl
@@ -70,7 +70,7 @@ def output(path: Path | None) -> Iterator[Write]:
     elif is_stream(path):
         with _told(path):
             stream = open(path if number is None else os.dup(number), "wb")  # noqa: SIM115
-        with stream, _into(stream, str(path)) as write:
+        with _closing(stream), _into(stream, str(path)) as write:
             yield write
     else:
         with _replacing(path) as write:
@@ -82,6 +82,16 @@ def _standard_output() -> IO[bytes]:
         raise UserError("cannot write to standard output: it is closed")
     sys.stdout.flush()
     return sys.stdout.buffer
+
+
+@contextlib.contextmanager
+def _closing(file: IO[bytes]) -> Iterator[None]:
+    """Close what has been flushed. If flushing failed, closing fails once more, which is nothing new to say."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 @contextlib.contextmanager
@@ -118,10 +128,9 @@ def _temporary(path: Path) -> Iterator[tuple[IO[bytes], str]]:
             os.lstat(target)  # a name that is too long is told now
         file = tempfile.NamedTemporaryFile(dir=os.path.dirname(target), prefix=".vsgd-", delete=False)  # noqa: SIM115
     try:
-        yield file, target
+        with _closing(file):
+            yield file, target
     finally:
-        with contextlib.suppress(OSError):  # what could not be written is tried once more here
-            file.close()
         with contextlib.suppress(OSError):
             os.unlink(file.name)
 
@@ -215,14 +224,15 @@ def read_checked(path: Path) -> dict[str, Any] | None:
 
 
 def say_damaged(path: Path, why: object) -> None:
-    print(f"vsgd: {path} is damaged ({why}) and not used; what it held is computed again if need be.", file=sys.stderr)
+    message = f"{path} is damaged ({why}) and not used; what it held is computed again if need be."
+    print(f"vsgd: {one_line(message)}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing results to a folder meanwhile. The lock ends with the process at the latest."""
     ensure_folder(folder)
-    check_writable(folder / ".any-name")
+    check_writable(folder / "some file")
     if fcntl is None:
         yield
         return

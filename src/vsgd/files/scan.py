@@ -16,14 +16,12 @@ from vsgd.files.settings import Kinds
 from vsgd.files.sources import blocks, is_svmlight
 from vsgd.files.svmlight import lines_of
 from vsgd.files.tables import open_table
-from vsgd.files.targets import classes_of, number_reader, present
+from vsgd.files.targets import ReadTarget, classes_of, number_reader, present
 from vsgd.linear import CLASSIFICATION
 
 ROWS_TO_GUESS = 1000
 CELLS_TO_GUESS = 1_000_000
 MOST_CLASSES = 1000
-
-SVMLIGHT_SCHEMA = Schema("svmlight", "", [], [], [], [], 0, 0)
 
 
 class Scan(NamedTuple):
@@ -38,7 +36,7 @@ def guess_schema(path: Path, target: str | None, said: Kinds, hash_bits: int) ->
     if is_svmlight(path):
         if said:
             raise UserError("--columns, --text and --category are for tables; every column of svmlight is a number")
-        return SVMLIGHT_SCHEMA, "svmlight"
+        return Schema("svmlight", "", [], [], [], [], hash_bits, 0), "svmlight"
     if target is None:
         raise UserError("--target must name the column to predict")
     table = open_table(path)
@@ -68,7 +66,7 @@ def scan(source: Source, schema: Schema, loss: str) -> Scan:
     labels = Labels()
     read_target = labels if loss in CLASSIFICATION else number_reader(loss)
     if schema.format == "svmlight":
-        found = _scan_svmlight(source, read_target)
+        found = _scan_svmlight(source, schema, read_target)
     else:
         found = _scan_table(source, schema, read_target)
     classes = classes_of(labels.seen)
@@ -79,7 +77,7 @@ def scan(source: Source, schema: Schema, loss: str) -> Scan:
     return found._replace(classes=classes)
 
 
-def _scan_svmlight(source: Source, read_target: Any) -> Scan:
+def _scan_svmlight(source: Source, schema: Schema, read_target: ReadTarget) -> Scan:
     def columns_of(line: Any) -> int:
         read_target(line.target)
         return int(line.columns.max(initial=-1)) + 1
@@ -88,10 +86,10 @@ def _scan_svmlight(source: Source, read_target: Any) -> Scan:
     for width in each(source, "line", lines_of(blocks(source.path)), columns_of):
         if width is not None:
             rows, columns = rows + 1, max(columns, width)
-    return Scan(SVMLIGHT_SCHEMA._replace(columns=columns), [], rows)
+    return Scan(schema._replace(columns=columns), [], rows)
 
 
-def _scan_table(source: Source, schema: Schema, read_target: Any) -> Scan:
+def _scan_table(source: Source, schema: Schema, read_target: ReadTarget) -> Scan:
     table = open_table(source.path)
     encoder = Encoder(schema, table.names, source.path)
     place = target_place(source.path, table, schema.target)

@@ -65,8 +65,8 @@ def refuse_other_settings(arguments: argparse.Namespace, trained: Trained) -> No
         value = getattr(arguments, name)
         if value is not None and value != begun[name]:
             others.append(f"--{name.replace('_', '-')} {value} instead of {begun[name]}")
-    if arguments.target is not None and arguments.target != schema.target:
-        others.append(f"--target {arguments.target} instead of {schema.target or 'that of svmlight'}")
+    if arguments.target not in (None, schema.target) and schema.format == "table":
+        others.append(f"--target {arguments.target} instead of {schema.target}")
     for name, kind in kinds_said(arguments).items():
         if schema.kind_of(name) != kind:
             others.append(f"--columns {name}={kind} instead of {schema.kind_of(name)}")

@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141  # what a shell says of SIGPIPE
     except OSError as error:
         leave_standard_output()
-        message, code = f"{error.filename or 'cannot write to standard output'}: {error.strerror}", 2
+        message, code = f"{error.filename or 'cannot write to standard output'}: {error.strerror or error}", 2
     except MemoryError as error:
         message, code = f"not enough memory: {error}. Take fewer --chunk-rows or --hash-bits.", 2
     except KeyboardInterrupt:

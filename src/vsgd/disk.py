@@ -35,7 +35,7 @@ def _told(path: Path | str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}. Choose another place.") from None
+        raise UserError(f"cannot write {path}: {error.strerror or error}. Choose another place.") from None
 
 
 def descriptor_of(path: Path) -> int | None:
@@ -220,7 +220,7 @@ def read_checked(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def say_damaged(path: Path, why: object) -> None:

@@ -45,7 +45,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error.reason}. Convert it to UTF-8.") from None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def blocks(path: Path) -> Iterator[bytes]:

@@ -87,7 +87,7 @@ def load(path: Path) -> Trained:
     except Refused as refused:
         raise UserError(f"{path} cannot be used: {refused}") from None
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except Exception:  # zipfile, NumPy and json raise a dozen kinds when bytes are not what they should be
         raise UserError(f"{path} is not a model of this program, or is damaged") from None
 

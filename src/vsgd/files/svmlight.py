@@ -1,7 +1,7 @@
 """Lines of an svmlight file: `target index:value index:value ... # comment`.
 
 Plain lines are read by compiled code, a block of the file at a time. Whatever is unusual in a line, a comment or a
-mistake, is left to `example_of`, which says what a line means.
+mistake, is left to `line_of`, which says what a line means.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SEED := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs test test-all bench lint clean
+.PHONY: run docs test test-all fuzz bench lint clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
@@ -18,6 +19,9 @@ test: lint  ## everything but the slow tests
 
 test-all: lint
 	$(BIN)/pytest -q
+
+fuzz: $(VENV)/.test  ## damaged files without end and kills at random; SEED=7 for others
+	VSGD_FUZZ=$(SEED) $(BIN)/pytest -q -rP tests/fuzz
 
 bench: $(VENV)/.test  ## ratios, measured side by side
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -67,14 +67,6 @@ def test_bad_input_is_one_clear_line(arguments, words):
     assert_one_clear_line(vsgd(*arguments), *words)
 
 
-@pytest.mark.parametrize("broken", ["npz", "json"])
-def test_a_corrupt_results_file_is_named(tmp_path, broken):
-    vsgd("figures", 3, *QUICK, "--out", tmp_path)
-    (stored,) = tmp_path.glob(f"results/figure-3/*.{broken}")
-    stored.write_bytes(stored.read_bytes()[:40])
-    assert_one_clear_line(vsgd("figures", 3, *QUICK, "--out", tmp_path), "corrupt", "arrows.npz", "Delete")
-
-
 def test_interrupted_work_is_resumed(tmp_path):
     command = [sys.executable, "-m", "vsgd", "figures", "6", "--runs", "100", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+LARGEST_SEED = 2**63 - 1
 
-def at_least(least: int) -> Callable[[str], int]:
-    """A whole number, not below `least`."""
+
+def at_least(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+    """A whole number, neither below `least` nor above `most`."""
 
     def number(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is too small, it must be at least {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{value} is too large, it must be at most {most}")
         return value
 
     return number

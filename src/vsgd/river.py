@@ -26,21 +26,31 @@ class LogisticRegression:
         self.model = VSGDClassifier(batch_size=1, random_state=seed)
         self.column_of: dict[Hashable, int] = {}
 
-    def _row(self, x: dict[Hashable, float]) -> Any:
-        """A new name takes the next column; once there are none left, it shares the last."""
-        columns = [self.column_of.setdefault(name, min(len(self.column_of), self.columns - 1)) for name in x]
-        values = np.array(list(x.values()), float)
+    def _row(self, x: dict[Hashable, float]) -> tuple[Any, dict[Hashable, int]]:
+        """A row, and the columns of its new names: each takes the next, or shares the last if there are none left."""
+        new: dict[Hashable, int] = {}
+        for name in x:
+            if name not in self.column_of:
+                new[name] = min(len(self.column_of) + len(new), self.columns - 1)
+        columns = [new[name] if name in new else self.column_of[name] for name in x]
+        values = np.array([float(value) for value in x.values()])
         row = sparse.csr_matrix((values, np.array(columns, np.int32), [0, len(columns)]), shape=(1, self.columns))
         row.sum_duplicates()
-        return row
+        return row, new
 
     def learn_one(self, x: dict[Hashable, float], y: bool) -> None:
-        self.model.partial_fit(self._row(x), [bool(y)], classes=[False, True])
+        """Learn from a sample, or raise a ValueError and be as before."""
+        if y not in (False, True):
+            raise ValueError(f"y={y!r} is not True or False")
+        row, new = self._row(x)
+        self.model.partial_fit(row, [bool(y)], classes=[False, True])
+        self.column_of.update(new)
 
     def predict_proba_one(self, x: dict[Hashable, float]) -> dict[bool, float]:
         if not hasattr(self.model, "coef_"):
             return {False: 0.5, True: 0.5}
-        below, above = self.model.predict_proba(self._row(x))[0].tolist()
+        row, _ = self._row(x)
+        below, above = self.model.predict_proba(row)[0].tolist()
         return {False: below, True: above}
 
     def predict_one(self, x: dict[Hashable, float]) -> bool:

@@ -78,8 +78,6 @@ def _assemble(figure: Figure, loaded: dict[str, tuple[store.Arrays, dict[str, An
 
 def reproduce(names: list[str], out: Path, request: Request) -> list[Reproduced]:
     """Draw these figures, and those others that the folder already holds all results for."""
-    store.write_whole(out / ".writable", "")  # better now than after the work
-    (out / ".writable").unlink()
     work = [(FIGURES[name], part, task) for name in names for part, task in FIGURES[name].parts(request).items()]
     with tqdm(work, unit="part", disable=None) as bar:
         for figure, part, task in bar:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vsgd.arguments import at_least
+from vsgd.arguments import LARGEST_SEED, at_least
 from vsgd.errors import UserError
+from vsgd.files.settings import DEFAULT, MOST_HASH_BITS, columns_argument
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION
 
 __all__ = ["add_commands"]
@@ -31,25 +32,43 @@ def later(name: str) -> Callable[[argparse.Namespace], None]:
 def add_commands(commands: Any) -> None:
     """Add the three to what `ArgumentParser.add_subparsers` returned; each sets `run`."""
     data = argparse.ArgumentParser(add_help=False)
-    data.add_argument("data", type=Path, help="CSV, Parquet or svmlight (.svm, .libsvm, .svmlight), gzipped or not")
+    data.add_argument(
+        "data",
+        type=Path,
+        help="CSV or svmlight (.svm, .libsvm, .svmlight), gzipped or not, or Parquet; - and pipes but for fit",
+    )
     data.add_argument("--model", type=Path, required=True, help="file of the trained model, .npz")
     data.add_argument(
-        "--chunk-rows", type=at_least(1), default=10_000, help="rows in memory at a time (default: 10000)"
+        "--chunk-rows", type=at_least(1), help=f"rows in memory at a time (default: {DEFAULT.chunk_rows})"
     )
     data.add_argument("--skip-bad-lines", action="store_true", help="count and skip lines that cannot be read")
 
     command = commands.add_parser("fit", parents=[data], help="train a linear model on a file")
     command.add_argument("--target", help="column to predict (svmlight has it first)")
-    command.add_argument("--loss", choices=[*CLASSIFICATION, *REGRESSION], default="log_loss")
-    command.add_argument("--text", action="append", default=[], metavar="COLUMN", help="column of words")
-    command.add_argument("--category", action="append", default=[], metavar="COLUMN", help="column of names")
+    command.add_argument("--loss", choices=[*CLASSIFICATION, *REGRESSION], help=f"(default: {DEFAULT.loss})")
     command.add_argument(
-        "--hash-bits", type=at_least(1), default=18, help="2^this columns for words and names (default: 18)"
+        "--columns",
+        action="append",
+        type=columns_argument,
+        default=[],
+        metavar="NAME=KIND,...",
+        help="kinds of columns where the guess is wrong: number, category, text or ignore",
+    )
+    command.add_argument(
+        "--text", action="append", default=[], metavar="COLUMN", help="short for --columns COLUMN=text"
+    )
+    command.add_argument("--category", action="append", default=[], metavar="COLUMN", help="and for COLUMN=category")
+    command.add_argument(
+        "--hash-bits",
+        type=at_least(1, MOST_HASH_BITS),
+        help=f"2^this columns for words and names (default: {DEFAULT.hash_bits})",
     )
     command.add_argument("--passes", type=at_least(1), default=5, help="passes over the file (default: 5)")
-    command.add_argument("--batch-size", type=at_least(1), default=16, help="rows per update (default: 16)")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--resume", action="store_true", help="go on after the last pass that the model file has")
+    command.add_argument("--batch-size", type=at_least(1), help=f"rows per update (default: {DEFAULT.batch_size})")
+    command.add_argument("--seed", type=at_least(0, LARGEST_SEED), help=f"(default: {DEFAULT.seed})")
+    command.add_argument(
+        "--resume", action="store_true", help="go on after the last pass that the model file has, with its settings"
+    )
     command.set_defaults(run=later("fit"))
 
     command = commands.add_parser("predict", parents=[data], help="write a prediction per row")

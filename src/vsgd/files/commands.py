@@ -3,180 +3,193 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
+import csv
+import io
+import os
 import sys
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from vsgd.algorithms.columns import COLUMNS
+from vsgd.disk import check_writable, descriptor_of, is_stream, output, refuse_same
 from vsgd.errors import UserError
-from vsgd.files.reading import Chunk, chunks, good_examples, is_svmlight, table_rows
-from vsgd.files.schema import BadRow, Schema, infer
-from vsgd.files.storage import Trained, load, save, task_of
-from vsgd.linear import CLASSIFICATION, Training, as_rows, new_model, train_on
+from vsgd.files.reading import Chunk, Source, check_format, chunks
+from vsgd.files.scan import Scan, guess_schema, scan
+from vsgd.files.settings import DEFAULT, Settings, kinds_said, refuse_other_settings, settings_of
+from vsgd.files.sources import is_pipe
+from vsgd.files.storage import Trained, load, outputs_of, save, task_of
+from vsgd.files.targets import Spread, r_squared, reader_of, spread_over
+from vsgd.linear import Training, as_rows, new_model, train_on
+from vsgd.linear.gate import MOST_COLUMNS
+from vsgd.linear.losses import LARGEST_LOG_MEAN
+from vsgd.linear.model import FIELDS
 from vsgd.linear.training import coefficients, mean_loss
 
-ROWS_TO_GUESS = 1000
-MOST_CLASSES = 1000
+
+def source_of(arguments: argparse.Namespace) -> Source:
+    return Source(arguments.data, arguments.skip_bad_lines)
 
 
-class Scan(NamedTuple):
-    schema: Schema
-    targets: list[str]
-    """The different targets of a classification, sorted."""
-    rows: int
+def bad_lines(count: int) -> str:
+    return f"{count} bad line{'s' if count > 1 else ''}"
 
 
-def scan(arguments: argparse.Namespace) -> Scan:
-    """A first pass over the file: what its columns are, which classes there are, and whether its lines are good."""
-    path = arguments.data
-    if is_svmlight(path):
-        schema = Schema("svmlight", "", [], [], [], 0, 0)
-    else:
-        if arguments.target is None:
-            raise UserError("--target must name the column to predict")
-        good = (row for _, row in table_rows(path) if not isinstance(row, BadRow))
-        first = list(itertools.islice(good, ROWS_TO_GUESS))
-        if not first:
-            raise UserError(f"{path} has no rows")
-        schema = infer(first, arguments.target, arguments.text, arguments.category, arguments.hash_bits)
-    targets: set[str] = set()
-    rows, columns = 0, schema.columns
-    for example in good_examples(path, schema, arguments.skip_bad_lines, need_target=True):
-        if example is None:
-            continue
-        rows += 1
-        columns = max(columns, int(example.columns.max(initial=-1)) + 1)
-        if arguments.loss in CLASSIFICATION:
-            targets.add(example.target)
-        if len(targets) > MOST_CLASSES:
-            raise UserError(f"more than {MOST_CLASSES} classes; for numbers choose --loss squared_error")
-    if arguments.loss in CLASSIFICATION and len(targets) < 2:
-        raise UserError(f"{path} has {len(targets)} class in its targets; a classifier needs at least two")
-    return Scan(schema._replace(columns=columns), sorted(targets), rows)
+def check_room(columns: int, outputs: int) -> None:
+    """Refuse a model that memory has no room for, before the machine stands still."""
+    size = 2 * 8 * columns * FIELDS * outputs  # itself, and what is written of it
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
+    if columns > MOST_COLUMNS or size > memory:
+        raise UserError(
+            f"a model of {columns} columns and {outputs} outputs takes {size / 1e9:.3g} GB, and this machine has "
+            f"{memory / 1e9:.3g} GB. Number the columns of svmlight without gaps, or take fewer --hash-bits."
+        )
 
 
-def numeric_targets(chunk: Chunk, trained: Trained) -> Any:
-    """Targets as the kernel wants them."""
-    if not trained.classes:
-        try:
-            return np.array([float(target) for target in chunk.targets])
-        except ValueError as error:
-            raise UserError(f"a target is not a number: {error}") from None
-    place = {label: i for i, label in enumerate(trained.classes)}
-    unknown = sorted(set(chunk.targets) - set(place))
-    if unknown:
-        raise UserError(f"classes that the model was not trained with: {', '.join(unknown[:5])}")
-    labels = np.array([place[target] for target in chunk.targets], float)
-    return labels if len(place) > 2 else 2 * labels - 1
+def begin(found: Scan, settings: Settings) -> Trained:
+    """A model that has learnt nothing yet."""
+    task, outputs = task_of(settings.loss, len(found.classes)), outputs_of(len(found.classes))
+    check_room(found.schema.columns + 1, outputs)
+    return Trained(
+        model=new_model(found.schema.columns + 1, outputs, task, COLUMNS, settings.seed),
+        schema=found.schema,
+        loss=settings.loss,
+        classes=found.classes,
+        passes=0,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        chunk_rows=settings.chunk_rows,
+    )
+
+
+def resume(arguments: argparse.Namespace) -> tuple[Trained, Scan]:
+    """The model of an earlier fit, if this one asks for the same."""
+    if is_stream(arguments.model):
+        raise UserError(f"--resume reads the model again, so {arguments.model} must be a regular file")
+    trained = load(arguments.model)
+    refuse_other_settings(arguments, trained)
+    check_format(arguments.data, trained.schema)
+    found = scan(source_of(arguments), trained.schema, trained.loss)
+    if found.classes != trained.classes or found.schema.columns != trained.schema.columns:
+        raise UserError(f"{arguments.model} was trained on other columns or classes; train anew without --resume")
+    return trained, found
 
 
 def fit(arguments: argparse.Namespace) -> None:
     """Train a linear model on a file, in several passes of constant memory."""
-    found = scan(arguments)
+    if is_pipe(arguments.data):
+        raise UserError(
+            "vsgd fit reads its data several times, and a pipe can be read once. Save them to a file first."
+        )
+    refuse_same(arguments.model, arguments.data, "the data file")
+    check_writable(arguments.model)
+    say_to = sys.stderr if descriptor_of(arguments.model) == 1 else sys.stdout
     if arguments.resume and arguments.model.exists():
-        trained = load(arguments.model)
-        if trained.schema != found.schema or trained.classes != found.targets or trained.loss != arguments.loss:
-            raise UserError(
-                f"{arguments.model} was trained on other columns, classes or loss; train anew without --resume"
-            )
+        trained, found = resume(arguments)
     else:
-        task = task_of(arguments.loss, len(found.targets))
-        outputs = len(found.targets) if len(found.targets) > 2 else 1
-        model = new_model(found.schema.columns + 1, outputs, task, COLUMNS, arguments.seed)
-        trained = Trained(model, found.schema, arguments.loss, found.targets, 0, arguments.batch_size)
-    training = Training(trained.task, COLUMNS, trained.batch_size)
-    for number in range(trained.passes, arguments.passes):
-        loss, skipped = one_pass(arguments, trained, training, number, found.rows)
+        settings = settings_of(arguments)
+        schema, line = guess_schema(arguments.data, arguments.target, kinds_said(arguments), settings.hash_bits)
+        print(line, file=say_to)
+        found = scan(source_of(arguments), schema, settings.loss)
+        trained = begin(found, settings)
+    begun = trained.passes
+    for number in range(begun, arguments.passes):
+        loss, skipped = one_pass(source_of(arguments), trained, number, found.rows)
         trained = trained._replace(passes=number + 1)
-        save(arguments.model, trained)
-        note = f", {skipped} bad lines skipped" if skipped else ""
-        print(f"pass {number + 1}: loss {loss:.6g}, {found.rows} rows{note}")
-    print(f"wrote {arguments.model}")
+        if number + 1 == arguments.passes or not is_stream(arguments.model):
+            save(arguments.model, trained)
+        note = f", {bad_lines(skipped)} skipped" if skipped else ""
+        print(f"pass {number + 1}: loss {loss:.6g}, {found.rows} rows{note}", file=say_to, flush=True)
+    done = "wrote" if trained.passes > begun else "nothing to do for"
+    print(f"{done} {arguments.model}", file=say_to)
 
 
-def one_pass(
-    arguments: argparse.Namespace, trained: Trained, training: Training, number: int, rows: int
-) -> tuple[float, int]:
+def one_pass(source: Source, trained: Trained, number: int, rows: int) -> tuple[float, int]:
     """Learn from every chunk once, its rows shuffled. The mean loss before learning, and the bad lines."""
-    total, skipped = 0.0, 0
-    rng = np.random.default_rng((arguments.seed, number))
-    quiet = None if sys.stderr.isatty() else True
+    total, seen, skipped = 0.0, 0, 0
+    training = Training(trained.task, COLUMNS, trained.batch_size)
+    rng = np.random.default_rng((trained.seed, number))
+    quiet = None if sys.stderr is not None and sys.stderr.isatty() else True
     with tqdm(total=rows, unit=" rows", desc=f"pass {number + 1}", disable=quiet) as bar:
-        for chunk in chunks(arguments.data, trained.schema, arguments.chunk_rows, arguments.skip_bad_lines):
-            y = numeric_targets(chunk, trained)
-            skipped += chunk.skipped
-            if len(y) == 0:
-                continue
-            order = rng.permutation(len(y))
-            loss = train_on(trained.model, as_rows(chunk.X), order, y, np.ones(len(y)), training)
-            total += loss * len(y)
-            bar.update(len(y))
-            bar.set_postfix(loss=f"{loss:.4g}")
-    return total / rows, skipped
+        for chunk in chunks(source, trained.schema, trained.chunk_rows, reader_of(trained.loss, trained.classes)):
+            count = len(chunk.y)
+            skipped += len(chunk.good) - count
+            if count:
+                order = rng.permutation(count)
+                loss = train_on(trained.model, as_rows(chunk.X), order, chunk.y, np.ones(count), training)
+                total, seen = total + loss * count, seen + count
+                bar.update(count)
+                bar.set_postfix(loss=f"{loss:.4g}")
+    return total / max(seen, 1), skipped
 
 
-def margins(trained: Trained, X: Any) -> Any:
+def predictions(arguments: argparse.Namespace, trained: Trained, with_targets: bool) -> Iterator[tuple[Chunk, Any]]:
+    """Chunks of the file and their margins, rows × outputs."""
+    check_format(arguments.data, trained.schema)
+    read_target = reader_of(trained.loss, trained.classes) if with_targets else None
     theta = coefficients(trained.model, trained.task)
-    return np.ascontiguousarray(X @ theta[:-1]) + theta[-1]
+    for chunk in chunks(source_of(arguments), trained.schema, arguments.chunk_rows or DEFAULT.chunk_rows, read_target):
+        yield chunk, np.ascontiguousarray(chunk.X @ theta[:-1]) + theta[-1]
 
 
-def labels(trained: Trained, at: Any) -> list[str]:
-    """Predictions as they are written."""
-    if not trained.classes:
-        values = np.exp(at[:, 0]) if trained.loss == "poisson" else at[:, 0]
-        return [f"{value:.9g}" for value in values]
-    best = (at[:, 0] > 0).astype(int) if at.shape[1] == 1 else at.argmax(axis=1)
-    return [trained.classes[i] for i in best]
+def predicted_classes(margins: Any) -> Any:
+    return (margins[:, 0] > 0).astype(int) if margins.shape[1] == 1 else margins.argmax(axis=1)
 
 
-def predicted(arguments: argparse.Namespace, need_target: bool) -> Iterator[tuple[Trained, Chunk, Any]]:
-    trained = load(arguments.model)
-    for chunk in chunks(arguments.data, trained.schema, arguments.chunk_rows, arguments.skip_bad_lines, need_target):
-        yield trained, chunk, margins(trained, chunk.X)
+def predicted_numbers(trained: Trained, margins: Any) -> Any:
+    return np.exp(np.minimum(margins[:, 0], LARGEST_LOG_MEAN)) if trained.loss == "poisson" else margins[:, 0]
+
+
+def written(trained: Trained, margins: Any) -> list[str]:
+    """Predictions as they are written: labels as in the training data, numbers with all their digits."""
+    if trained.classes:
+        return [trained.classes[i] for i in predicted_classes(margins)]
+    return [repr(value) for value in predicted_numbers(trained, margins).tolist()]
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    """Write one prediction per row, in the order of the file."""
-    temporary = None if arguments.out is None else arguments.out.with_name(f".{arguments.out.name}.part")
-    with contextlib.ExitStack() as stack:
-        if temporary is not None:
-            stack.callback(temporary.unlink, missing_ok=True)
-        out = sys.stdout if temporary is None else stack.enter_context(temporary.open("w"))
-        for trained, _, at in predicted(arguments, need_target=False):
-            out.writelines(f"{label}\n" for label in labels(trained, at))
-        if temporary is not None:
-            out.flush()
-            temporary.replace(arguments.out)
+    """Write one prediction per row, in the order of the file, as CSV; an empty line for a row that is skipped."""
+    refuse_same(arguments.out, arguments.data, "the data file")
+    refuse_same(arguments.out, arguments.model, "the model")
+    trained = load(arguments.model)
+    skipped = 0
+    with output(arguments.out) as write:
+        for chunk, margins in predictions(arguments, trained, with_targets=False):
+            labels = iter(written(trained, margins))
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerows([next(labels)] if good else [] for good in chunk.good)
+            write(text.getvalue().encode())
+            skipped += len(chunk.good) - len(chunk.y)
+    if skipped:
+        print(f"vsgd: {bad_lines(skipped)}, with an empty prediction", file=sys.stderr)
 
 
 def score(arguments: argparse.Namespace) -> None:
     """Print the mean loss, and the share of rows predicted right or the share of variance explained."""
-    loss, rows, right, error = 0.0, 0, 0, 0.0
-    targets = np.zeros(2)
     trained = load(arguments.model)
-    for _, chunk, at in predicted(arguments, need_target=True):
-        y = numeric_targets(chunk, trained)
-        count = len(y)
+    loss, right, error = 0.0, 0, 0.0
+    rows = 0
+    spread: Spread | None = None
+    for chunk, margins in predictions(arguments, trained, with_targets=True):
+        count = len(chunk.y)
         if count == 0:
             continue
         rows += count
-        loss += count * mean_loss(at, y, np.ones(count), trained.task)
-        guesses = labels(trained, at)
+        loss += count * mean_loss(margins, chunk.y, np.ones(count), trained.task)
         if trained.classes:
-            right += sum(guess == target for guess, target in zip(guesses, chunk.targets, strict=True))
+            place = chunk.y if margins.shape[1] > 1 else (chunk.y + 1) / 2
+            right += int((predicted_classes(margins) == place).sum())
         else:
-            error += float(np.sum((np.array(guesses, float) - y) ** 2))
-            targets += y.sum(), (y * y).sum()
+            error += float(((predicted_numbers(trained, margins) - chunk.y) ** 2).sum())
+            spread = spread_over(spread, chunk.y)
     if rows == 0:
         raise UserError(f"{arguments.data} has no rows")
     print(f"rows {rows}")
     print(f"{trained.loss} {loss / rows:.6g}")
-    if trained.classes:
+    if spread is None:
         print(f"accuracy {right / rows:.6g}")
     else:
-        print(f"R2 {1 - error / (targets[1] - targets[0] ** 2 / rows):.6g}")
+        print(f"R2 {r_squared(error, spread):.6g}")

@@ -2,138 +2,110 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import gzip
-import zlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import sparse
 
 from vsgd.errors import UserError
-from vsgd.files.schema import BadRow, Example, Schema, encode, missing
-from vsgd.files.svmlight import examples_of
+from vsgd.files.cells import BadRow, Example
+from vsgd.files.schema import Encoder, Schema
+from vsgd.files.sources import SVMLIGHT, blocks, is_pipe, is_svmlight
+from vsgd.files.svmlight import lines_of
+from vsgd.files.tables import Table, open_table
+from vsgd.files.targets import ReadTarget
 
-SVMLIGHT = (".svm", ".libsvm", ".svmlight")
+Made = TypeVar("Made")
+
+MOST_ELEMENTS = 20_000_000
+"""Of a chunk: rows may be long."""
 
 
 class Chunk(NamedTuple):
-    """Rows and their targets as they are written; `skipped` counts the bad lines left out since the last chunk."""
+    """Some rows, their targets, and for every row that was read whether it is among them."""
 
     X: Any
-    targets: list[str]
-    skipped: int
+    y: Any
+    good: Any
 
 
-def suffix(path: Path) -> str:
-    """What the file is, gzipped or not."""
-    return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
+class Source(NamedTuple):
+    """Where rows come from, and whether bad ones are skipped."""
+
+    path: Path
+    skip_bad_lines: bool
 
 
-def is_svmlight(path: Path) -> bool:
-    return suffix(path) in SVMLIGHT
-
-
-@contextlib.contextmanager
-def opened(path: Path, mode: str) -> Iterator[Any]:
-    """A file to read, gzipped or not. What goes wrong is told in one line."""
-    try:
-        with gzip.open(path, mode) if path.suffix == ".gz" else path.open(mode) as file:
-            yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is cut short or damaged: {error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not a text file") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-
-
-def lines(path: Path) -> Iterator[str]:
-    with opened(path, "rt") as file:
-        yield from file
-
-
-def table_rows(path: Path) -> Iterator[tuple[int, dict[str, str] | BadRow]]:
-    """Line numbers and cells by name, of a CSV or a Parquet file."""
-    if suffix(path) == ".parquet":
-        try:
-            import pyarrow.parquet
-        except ModuleNotFoundError:
-            raise UserError("Parquet files need pyarrow: pip install pyarrow") from None
-        batches = pyarrow.parquet.ParquetFile(path).iter_batches()
-        rows = (row for batch in batches for row in batch.to_pylist())
-        for i, row in enumerate(rows, start=1):
-            yield i, {name: "" if cell is None else str(cell) for name, cell in row.items()}
-        return
-    reader = csv.reader(lines(path))
-    names = next(reader, None)
-    if names is None:
-        raise UserError(f"{path} is empty")
-    for cells in reader:
-        if len(cells) == len(names):
-            yield reader.line_num, dict(zip(names, cells, strict=True))
-        elif cells:
-            yield reader.line_num, BadRow(f"{len(cells)} cells instead of {len(names)}")
-
-
-def examples(path: Path, schema: Schema, need_target: bool) -> Iterator[tuple[int, Example | BadRow]]:
-    """Line numbers and examples, or what is wrong with them."""
-    if schema.format == "svmlight":
-        with opened(path, "rb") as file:
-            yield from examples_of(file)
-        return
-    for i, row in table_rows(path):
+def each(
+    source: Source, unit: str, rows: Iterable[tuple[int, Any]], make: Callable[[Any], Made]
+) -> Iterator[Made | None]:
+    """What is made of each row; for a bad one None, or an error that names it."""
+    for number, row in rows:
         try:
             if isinstance(row, BadRow):
                 raise row
-            if absent := missing(schema, row, need_target):
-                raise UserError(
-                    f"{path} lacks the column {', '.join(map(repr, absent))} that the model was trained with"
-                )
-            if need_target and not row[schema.target]:
-                raise BadRow(f"no value in the target column {schema.target!r}")
-            columns, values = encode(row, schema)
-            yield i, Example(np.array(columns, np.int64), np.array(values), row.get(schema.target, ""))
+            yield make(row)
         except BadRow as bad:
-            yield i, bad
-
-
-def good_examples(path: Path, schema: Schema, skip_bad_lines: bool, need_target: bool) -> Iterator[Example | None]:
-    """Examples, and None for a line that cannot be read, unless that is an error."""
-    for line, example in examples(path, schema, need_target):
-        if not isinstance(example, BadRow):
-            yield example
-        elif skip_bad_lines:
+            if not source.skip_bad_lines:
+                raise UserError(
+                    f"{source.path}, {unit} {number}: {bad} (--skip-bad-lines goes on without it)"
+                ) from None
             yield None
-        else:
-            raise UserError(f"{path}, line {line}: {example} (--skip-bad-lines goes on without it)")
 
 
-def chunks(path: Path, schema: Schema, rows: int, skip_bad_lines: bool, need_target: bool = True) -> Iterator[Chunk]:
+def check_format(path: Path, schema: Schema) -> None:
+    """A file of the other format would be read as nonsense; a pipe has no name to tell by."""
+    if not is_pipe(path) and is_svmlight(path) != (schema.format == "svmlight"):
+        wanted = f"svmlight files ({', '.join(SVMLIGHT)})" if schema.format == "svmlight" else "tables, not on svmlight"
+        raise UserError(f"{path} cannot be used: the model was trained on {wanted}")
+
+
+def target_place(path: Path, table: Table, target: str) -> int:
+    if target not in table.names:
+        raise UserError(f"{path} lacks the target column {target!r}")
+    return table.names.index(target)
+
+
+def no_target(text: str) -> float:
+    return math.nan
+
+
+def examples(source: Source, schema: Schema, read_target: ReadTarget | None) -> Iterator[Example | None]:
+    """Examples, and None for a row that is skipped. Without a `read_target` there need be no targets."""
+    read = read_target or no_target
+    if schema.format == "svmlight":
+        lines = lines_of(blocks(source.path))
+        return each(source, "line", lines, lambda line: Example(line.columns, line.values, read(line.target)))
+    table = open_table(source.path)
+    encoder = Encoder(schema, table.names, source.path)
+    place = target_place(source.path, table, schema.target) if read_target else 0
+    return each(source, table.unit, table.rows, lambda row: Example(*encoder.elements(row), read(row[place])))
+
+
+def chunks(source: Source, schema: Schema, rows: int, read_target: ReadTarget | None) -> Iterator[Chunk]:
     """The file as matrices of at most so many rows. Columns that a model does not know are left out."""
-    batch: list[Example] = []
-    skipped = 0
-    for example in good_examples(path, schema, skip_bad_lines, need_target):
-        if example is None:
-            skipped += 1
-            continue
+    batch: list[Example | None] = []
+    elements = 0
+    for example in examples(source, schema, read_target):
         batch.append(example)
-        if len(batch) == rows:
-            yield assemble(batch, schema.columns, skipped)
-            batch, skipped = [], 0
-    if batch or skipped:
-        yield assemble(batch, schema.columns, skipped)
+        elements += 0 if example is None else len(example.columns)
+        if len(batch) == rows or elements >= MOST_ELEMENTS:
+            yield assemble(batch, schema.columns)
+            batch, elements = [], 0
+    if batch:
+        yield assemble(batch, schema.columns)
 
 
-def assemble(batch: list[Example], columns: int, skipped: int) -> Chunk:
-    lengths = [len(example.columns) for example in batch]
-    indices = np.concatenate([np.empty(0, np.int64), *(example.columns for example in batch)])
-    data = np.concatenate([np.empty(0), *(example.values for example in batch)])
-    indptr = np.cumsum([0, *lengths])
-    width = max(columns, int(indices.max(initial=0)) + 1)
-    X = sparse.csr_matrix((data, indices, indptr), shape=(len(batch), width))[:, :columns]
+def assemble(batch: list[Example | None], columns: int) -> Chunk:
+    good = [example for example in batch if example is not None]
+    indices = np.concatenate([np.empty(0, np.int64), *(example.columns for example in good)])
+    data = np.concatenate([np.empty(0), *(example.values for example in good)])
+    ends = np.cumsum([0, *(len(example.columns) for example in good)])
+    known = indices < columns
+    indptr = np.concatenate([[0], np.cumsum(known)])[ends]
+    X = sparse.csr_matrix((data[known], indices[known], indptr), shape=(len(good), columns))
     X.sum_duplicates()
-    return Chunk(X, [example.target for example in batch], skipped)
+    return Chunk(X, np.array([example.target for example in good]), [example is not None for example in batch])

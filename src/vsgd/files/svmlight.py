@@ -1,22 +1,22 @@
 """Lines of an svmlight file: `target index:value index:value ... # comment`.
 
 Plain lines are read by compiled code, a block of the file at a time. Whatever is unusual in a line, a comment or a
-mistake, is left to `example_of`, which says what a line means.
+mistake, is left to `line_of`, which says what a line means.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import IO, Any, NamedTuple
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.files.schema import BadRow, Example, number
+from vsgd.files.cells import BadRow, finite, plain_float, shown
 from vsgd.jit import kept
-
-BLOCK = 1 << 20
-"""Bytes read at a time."""
+from vsgd.linear.gate import LARGEST_VALUE
 
 TAB, NEWLINE, RETURN, SPACE, COMMENT, PLUS, MINUS, POINT, ZERO, NINE, COLON, LARGE_E, SMALL_E, TILDE = (
     b"\t\n\r #+-.09:Ee~"
@@ -25,21 +25,42 @@ POWERS = tuple(10.0**n for n in range(23))
 """Those that float64 has exactly."""
 LARGEST = 2**53
 """Up to here float64 has every whole number."""
+MOST_DIGITS = len(str(LARGEST))
+DIGITS = re.compile("[0-9]+")
+ELEMENT = re.compile("[0-9]+:")
 
 
-def example_of(line: str) -> Example:
+class Line(NamedTuple):
+    """The elements of a line, and its target as it is written; empty if the line begins with an element."""
+
+    columns: Any
+    values: Any
+    target: str
+
+
+def line_of(text: str) -> Line:
     """What a line means."""
-    target, *cells = line.partition("#")[0].split()
+    cells = text.partition("#")[0].split()
+    target = "" if ELEMENT.match(cells[0]) else cells.pop(0)
     columns, values = [], []
     for cell in cells:
         index, colon, value = cell.partition(":")
         if index == "qid":
             continue
-        if not colon or not index.isdecimal() or int(index) > LARGEST:
-            raise BadRow(f"{cell!r} is not index:value")
+        if not colon or not DIGITS.fullmatch(index) or len(index.lstrip("0")) > MOST_DIGITS or int(index) > LARGEST:
+            raise BadRow(f"{shown(cell)} is not index:value")
         columns.append(int(index))
-        values.append(number(value, index))
-    return Example(np.array(columns, np.int64), np.array(values), target)
+        values.append(value_of(value, index))
+    return Line(np.array(columns, np.int64), np.array(values), target)
+
+
+def value_of(text: str, index: str) -> float:
+    """The number behind an index; nothing is 0."""
+    try:
+        value = plain_float(text) if text else 0.0
+    except ValueError:
+        raise BadRow(f"{shown(text)} in column {index} is not a number") from None
+    return finite(text, value, f" in column {index}")
 
 
 class Parsed(NamedTuple):
@@ -110,13 +131,17 @@ def read_line(text: Any, at: int, line: int, entry: int, out: Parsed) -> int:
     while text[at] != NEWLINE and is_blank(text[at]):
         at += 1
     out.target_start[line] = at
-    while SPACE < text[at] <= TILDE and text[at] != COMMENT:
+    end, _ = read_digits(text, at, 0)
+    has_target = end == at or text[end] != COLON
+    while has_target and SPACE < text[at] <= TILDE and text[at] != COMMENT:
         at += 1
     out.target_end[line] = at
-    while is_blank(text[at]):
+    while is_blank(text[at]) or not has_target:
         if text[at] == NEWLINE:
             return entry
-        at += 1
+        if has_target:
+            at += 1
+        has_target = True
         if not is_blank(text[at]):
             end, column = read_digits(text, at, 0)
             if end == at or text[end] != COLON or column > LARGEST:
@@ -165,38 +190,48 @@ def parsed(block: bytes) -> Parsed:
     found = kept(parse)(np.frombuffer(block, np.uint8), out)
     for e in np.flatnonzero(np.isnan(out.values[:found])).tolist():
         out.values[e] = float(block[out.value_start[e] : out.value_end[e]])
-    infinite = np.flatnonzero(np.isinf(out.values[:found]))
-    out.target_start[np.searchsorted(out.row_end, infinite, side="right")] = -1
+    too_large = np.flatnonzero(~(np.abs(out.values[:found]) <= LARGEST_VALUE))
+    out.target_start[np.searchsorted(out.row_end, too_large, side="right")] = -1
     return out
 
 
-def blocks(file: IO[bytes]) -> Iterator[bytes]:
-    """The file in pieces of whole lines."""
-    rest = b""
-    while block := file.read(BLOCK):
-        whole, newline, rest = (rest + block).rpartition(b"\n")
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The file in pieces of whole lines, without a byte order mark. Every byte is copied a few times at most."""
+    pieces: list[bytes] = []
+    mark = BOM_UTF8
+    for block in blocks:
+        whole, newline, rest = block.rpartition(b"\n")
         if newline:
-            yield whole + newline
-    if rest:
-        yield rest + b"\n"
+            yield b"".join([*pieces, whole, newline]).removeprefix(mark)
+            pieces, mark = [], b""
+        pieces.append(rest)
+    if last := b"".join(pieces).removeprefix(mark):
+        yield last + b"\n"
 
 
-def examples_of(file: IO[bytes]) -> Iterator[tuple[int, Example | BadRow]]:
-    """Line numbers and examples, or what is wrong with them. Empty lines are passed over."""
-    line = 0
-    for block in blocks(file):
+def lines_of(blocks: Iterable[bytes]) -> Iterator[tuple[int, Line | BadRow]]:
+    """Line numbers and lines, or what is wrong with them. Empty lines are passed over."""
+    number = 0
+    for block in whole_lines(blocks):
         found = parsed(block)
         start, first = 0, 0
         for target_start, target_end, end, last in zip(*(array.tolist() for array in found[:4]), strict=True):
-            line += 1
+            number += 1
             if target_start < 0:
-                text = block[start:end].decode()
-                if text.partition("#")[0].strip():
-                    try:
-                        yield line, example_of(text)
-                    except BadRow as bad:
-                        yield line, bad
-            elif target_start < target_end:
+                yield from unusual_line(number, block[start:end])
+            elif target_start < target_end or first < last:
                 target = block[target_start:target_end].decode()
-                yield line, Example(found.columns[first:last], found.values[first:last], target)
+                yield number, Line(found.columns[first:last], found.values[first:last], target)
             start, first = end, last
+
+
+def unusual_line(number: int, line: bytes) -> Iterator[tuple[int, Line | BadRow]]:
+    """What Python makes of a line that is not a plain one."""
+    try:
+        text = line.decode()
+        if text.partition("#")[0].strip():
+            yield number, line_of(text)
+    except UnicodeDecodeError:
+        yield number, BadRow("not UTF-8 text")
+    except BadRow as bad:
+        yield number, bad

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.jit import kept
+from vsgd.linear.gate import check_rows
 
 
 class Rows(NamedTuple):
@@ -22,17 +23,46 @@ class Rows(NamedTuple):
     length: Any
 
 
+SMALLEST_VALUE = 1e-300
+"""Nearer to zero, the inverse of a value overflows; it counts as zero."""
+
+
+def _in_one_piece(array: Any, kinds: tuple[type, ...]) -> Any:
+    """The array itself if compiled code can read it as it is, or a copy in the first of these types that holds it."""
+    array = np.asarray(array)
+    kind = next((kind for kind in kinds if np.can_cast(array.dtype, kind)), kinds[-1])
+    return np.require(array, kind, ["C", "A"])
+
+
+def _without_tiny(data: Any) -> Any:
+    tiny = (np.abs(data) < SMALLEST_VALUE) & (data != 0)
+    return np.where(tiny, 0, data) if tiny.any() else data
+
+
+def _rows_of(data: Any, indices: Any, indptr: Any) -> Rows:
+    start = indptr[:-1].astype(np.int64)
+    return Rows(_without_tiny(data), indices, start, start, np.diff(indptr).astype(np.int64))
+
+
 def as_rows(X: Any) -> Rows:
-    """Read a CSR matrix or a dense array; entries that stand for the same element are added up."""
+    """Read a CSR matrix or a dense array; entries that stand for the same element are added up.
+
+    Arrays of any byte order and layout are taken. Indices outside the matrix are a ValueError.
+    """
     if hasattr(X, "indptr"):
-        if not X.has_canonical_format:
-            X = X.copy()
-            X.sum_duplicates()
-        start = X.indptr[:-1].astype(np.int64)
-        return Rows(X.data, X.indices, start, start, np.diff(X.indptr).astype(np.int64))
+        data = _in_one_piece(X.data, (np.float32, np.float64))
+        indices, indptr = (_in_one_piece(array, (np.int32, np.int64)) for array in (X.indices, X.indptr))
+        rows = _rows_of(data, indices, indptr)
+        check_rows(rows, X.shape[1])  # before SciPy's own compiled code looks at it
+        X = type(X)((data, indices, indptr), shape=X.shape)
+        if X.has_canonical_format:
+            return rows
+        X = X.copy()
+        X.sum_duplicates()
+        return _rows_of(X.data, X.indices, X.indptr)
     samples, columns = X.shape
     return Rows(
-        data=np.ascontiguousarray(X).reshape(-1),
+        data=_without_tiny(_in_one_piece(X, (np.float32, np.float64)).reshape(-1)),
         indices=np.arange(columns, dtype=np.int32),
         data_start=np.arange(samples, dtype=np.int64) * columns,
         index_start=np.zeros(samples, np.int64),

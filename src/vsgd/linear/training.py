@@ -16,6 +16,7 @@ from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments
 from vsgd.jit import kept
 from vsgd.linear import column_phases, paper_phases
+from vsgd.linear.gate import check_all
 from vsgd.linear.kernel import pass_with
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
@@ -70,6 +71,7 @@ def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, t
     The outputs of one-vs-rest share nothing, so each thread takes a few of them. The result does not depend on the
     number of threads.
     """
+    check_all(model, rows, order, targets, weights, training)
     outputs = model.table.shape[2]
     parts = min(training.threads, outputs) if training.task.one_vs_rest else 1
     models = split(model, parts) if parts > 1 else [model]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -112,33 +114,36 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDClassifier:
         """Learn from all of X, in several passes."""
         self._check()
-        X, y = fitting.read(self, X, y, numeric=False, reset=not (self.warm_start and hasattr(self, "model_")))
-        check_classification_targets(y)
-        classes = np.unique(y)
-        if self.warm_start and hasattr(self, "model_") and not np.array_equal(classes, self.classes_):
-            raise ValueError(f"warm_start with other classes: {classes} instead of {self.classes_}")
-        self.classes_ = classes
-        fitting.fit_epochs(self, X, *self._samples(X, y, sample_weight), self._outputs(), self._training())
+        with fitting.all_or_nothing(self):
+            warm = self.warm_start and hasattr(self, "model_")
+            X, y = fitting.read(self, X, y, numeric=False, reset=not warm)
+            check_classification_targets(y)
+            classes = np.unique(y)
+            if warm and not np.array_equal(classes, self.classes_):
+                raise ValueError(f"warm_start with other classes: {classes} instead of {self.classes_}")
+            self.classes_ = classes
+            fitting.fit_epochs(self, X, *self._samples(X, y, sample_weight), self._outputs(), self._training())
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> VSGDClassifier:
         """Learn from X once, in the order given. The first call must name all classes."""
-        first = not hasattr(self, "model_")
         self._check()
         if self.class_weight == "balanced":
             raise ValueError('class_weight="balanced" needs all data at once; give partial_fit the weights')
-        X, y = fitting.read(self, X, y, numeric=False, reset=first)
-        check_classification_targets(y)
-        if first:
-            if classes is None:
-                raise ValueError("classes must be passed on the first call to partial_fit")
-            self.classes_ = np.unique(classes)
-        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"classes={classes!r} differ from those of the first call, {self.classes_}")
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
-            raise ValueError(f"y has classes that were not announced: {unknown}")
-        fitting.fit_once(self, X, *self._samples(X, y, sample_weight), self._outputs(), self._training())
+        with fitting.all_or_nothing(self):
+            first = not hasattr(self, "model_")
+            X, y = fitting.read(self, X, y, numeric=False, reset=first)
+            check_classification_targets(y)
+            if first:
+                if classes is None:
+                    raise ValueError("classes must be passed on the first call to partial_fit")
+                self.classes_ = np.unique(classes)
+            elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+                raise ValueError(f"classes={classes!r} differ from those of the first call, {self.classes_}")
+            unknown = np.setdiff1d(y, self.classes_)
+            if len(unknown):
+                raise ValueError(f"y has classes that were not announced: {unknown}")
+            fitting.fit_once(self, X, *self._samples(X, y, sample_weight), self._outputs(), self._training())
         return self
 
     def decision_function(self, X: Any) -> Any:
@@ -185,6 +190,9 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"multi_class={self.multi_class!r} is neither 'ovr' nor 'multinomial'")
         if self.multi_class == "multinomial" and self.loss != "log_loss":
             raise ValueError(f"multi_class='multinomial' is for the log loss, not for loss={self.loss!r}")
+        for weight in self.class_weight.values() if isinstance(self.class_weight, dict) else ():
+            if not (isinstance(weight, Real) and 0 <= weight < math.inf):
+                raise ValueError(f"class_weight has {weight!r}; weights are finite and not negative")
 
     def _outputs(self) -> int:
         if len(self.classes_) < 2:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from joblib import effective_n_jobs
+from joblib import cpu_count, effective_n_jobs
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state, check_scalar
@@ -16,11 +20,35 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm.auto import tqdm
 
 from vsgd.algorithms.columns import COLUMNS
-from vsgd.linear import Task, Training, as_rows, distinct, learning_rates, new_model, train_on
-from vsgd.linear.model import FIELDS, THETA
+from vsgd.linear import Model, Task, Training, as_rows, distinct, learning_rates, new_model, train_on
+from vsgd.linear.model import FIELDS, THETA, aligned_zeros
 from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, shuffles
 
+cores = functools.cache(cpu_count)
+
 PENALTIES = {None: (0.0, 0.0), "l2": (0.0, 1.0), "l1": (1.0, 0.0), "elasticnet": (None, None)}
+
+
+@contextlib.contextmanager
+def all_or_nothing(estimator: Any) -> Iterator[None]:
+    """Whatever goes wrong, an interrupt included, the estimator is as before.
+
+    Its model is replaced by another one, never changed, so that its attributes are all there is to restore.
+    """
+    before, losses = dict(vars(estimator)), getattr(estimator, "loss_curve_", [])
+    passes = len(losses)
+    try:
+        yield
+    except BaseException:
+        del losses[passes:]
+        estimator.__dict__ = before
+        raise
+
+
+def check_real(estimator: Any, name: str, **bounds: Any) -> None:
+    value = check_scalar(getattr(estimator, name), name, Real, **bounds)
+    if not math.isfinite(value):
+        raise ValueError(f"{name} == {value}, must be finite")
 
 
 def check_parameters(estimator: Any, losses: dict[str, int]) -> None:
@@ -29,16 +57,14 @@ def check_parameters(estimator: Any, losses: dict[str, int]) -> None:
         raise ValueError(f"loss={estimator.loss!r} is not one of {sorted(losses)}")
     if estimator.penalty not in PENALTIES:
         raise ValueError(f"penalty={estimator.penalty!r} is not one of {list(PENALTIES)}")
-    check_scalar(estimator.alpha, "alpha", Real, min_val=0)
-    check_scalar(estimator.l1_ratio, "l1_ratio", Real, min_val=0, max_val=1)
+    check_real(estimator, "alpha", min_val=0)
+    check_real(estimator, "l1_ratio", min_val=0, max_val=1)
     check_scalar(estimator.batch_size, "batch_size", Integral, min_val=1)
     check_scalar(estimator.max_iter, "max_iter", Integral, min_val=1)
     check_scalar(estimator.n_iter_no_change, "n_iter_no_change", Integral, min_val=1)
-    check_scalar(
-        estimator.validation_fraction, "validation_fraction", Real, min_val=0, max_val=1, include_boundaries="neither"
-    )
+    check_real(estimator, "validation_fraction", min_val=0, max_val=1, include_boundaries="neither")
     if estimator.tol is not None:
-        check_scalar(estimator.tol, "tol", Real, min_val=0)
+        check_real(estimator, "tol", min_val=0)
 
 
 def training_of(estimator: Any, **task: Any) -> Training:
@@ -56,7 +82,7 @@ def training_of(estimator: Any, **task: Any) -> Training:
         ),
         options=COLUMNS if estimator.options is None else estimator.options,
         batch_size=int(estimator.batch_size),
-        threads=effective_n_jobs(estimator.n_jobs),
+        threads=min(effective_n_jobs(estimator.n_jobs), cores()),
     )
 
 
@@ -66,25 +92,32 @@ def read(estimator: Any, X: Any, y: Any, *, numeric: bool, reset: bool) -> Any:
     return validate_data(estimator, X, y, accept_sparse="csr", dtype=dtype, y_numeric=numeric, reset=reset)
 
 
-def ensure_model(estimator: Any, outputs: int, training: Training, keep: bool) -> Any:
-    """The model to go on with, or a new one."""
+def copied(model: Model) -> Model:
+    """In memory of its own, whatever that of the model is."""
+    table = aligned_zeros(model.table.shape)
+    table[...] = model.table
+    return Model(table, *(np.array(array) for array in model[1:]))
+
+
+def model_to_train(estimator: Any, outputs: int, training: Training, keep: bool) -> tuple[Model, Any]:
+    """A copy of the model to go on with, or a new one; and where randomness comes from."""
     rng = check_random_state(estimator.random_state)
     columns = estimator.n_features_in_ + training.task.intercept
     if not (keep and hasattr(estimator, "model_")):
-        seed = int(rng.randint(2**31 - 1))
-        estimator.model_ = new_model(columns, outputs, training.task, training.options, seed)
         estimator.loss_curve_ = []
-    model = estimator.model_
+        return new_model(columns, outputs, training.task, training.options, int(rng.randint(2**31 - 1))), rng
+    model = copied(estimator.model_)
     if model.table.shape != (columns, FIELDS, outputs):
         raise ValueError("fit_intercept or the number of classes is not what the model was begun with")
-    if training.task.average and model.average.shape[0] == 0:
-        estimator.model_ = model._replace(average=model.table[:, THETA].copy())
-    return rng
+    if training.task.average != (model.average.shape[0] > 0):
+        average = model.table[:, THETA].copy() if training.task.average else model.average[:0]
+        model = model._replace(average=average)
+    return model, rng
 
 
 def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int, training: Training) -> None:
     """Many passes over the distinct samples, shuffled each time, until the loss no longer falls."""
-    rng = ensure_model(estimator, outputs, training, keep=estimator.warm_start)
+    model, rng = model_to_train(estimator, outputs, training, keep=estimator.warm_start)
     rows = as_rows(X)
     samples = distinct(rows, targets, weights, X.shape[1])
     if len(samples.rows) == 0:
@@ -106,17 +139,17 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
     passes = tqdm(epochs, total=estimator.max_iter, unit="epoch", disable=not estimator.verbose)
     for epoch, order in enumerate(passes, start=1):
         estimator.n_iter_ = epoch
-        loss = train_on(estimator.model_, rows, order, targets, merged, training)
+        loss = train_on(model, rows, order, targets, merged, training)
         if estimator.early_stopping:
-            at = margins(estimator, X[held_out], training)
+            at = margins(model, X[held_out], training.task)
             loss = mean_loss(at, targets[held_out], merged[held_out], training.task)
         estimator.loss_curve_.append(loss)
         passes.set_postfix(loss=f"{loss:.4g}")
-        if mostly_learns(estimator.model_, training.options) and patience.is_over(loss):
+        if mostly_learns(model, training.options) and patience.is_over(loss):
             stopped = True
             break
     passes.close()
-    publish(estimator, training)
+    publish(estimator, model, training)
     if not stopped:
         warnings.warn(
             f"The loss still improves after max_iter={estimator.max_iter} epochs; raise it, or set tol=None",
@@ -127,33 +160,34 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
 
 def fit_once(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int, training: Training) -> None:
     """One pass in the order given: a stream may drift."""
-    ensure_model(estimator, outputs, training, keep=True)
+    model, _ = model_to_train(estimator, outputs, training, keep=True)
     order = np.flatnonzero(weights > 0)
     if len(order):
-        estimator.loss_curve_.append(train_on(estimator.model_, as_rows(X), order, targets, weights, training))
-    publish(estimator, training)
+        estimator.loss_curve_.append(train_on(model, as_rows(X), order, targets, weights, training))
+    publish(estimator, model, training)
 
 
-def margins(estimator: Any, X: Any, training: Training) -> Any:
-    theta = coefficients(estimator.model_, training.task)
-    features = estimator.n_features_in_
+def margins(model: Model, X: Any, task: Task) -> Any:
+    theta = coefficients(model, task)
+    features = X.shape[1]
     return np.ascontiguousarray(X @ theta[:features]) + theta[features:].sum(axis=0)
 
 
-def publish(estimator: Any, training: Training) -> None:
-    """Set what a fitted linear model is expected to have."""
-    theta = coefficients(estimator.model_, training.task)
-    if not np.isfinite(theta).all():
+def publish(estimator: Any, model: Model, training: Training) -> None:
+    """Set what a fitted linear model is expected to have, if all of it is finite."""
+    if not all(np.isfinite(array).all() for array in model):
         raise ValueError("the coefficients overflow: values of X, y or sample_weight are too large for float64 squares")
+    theta = coefficients(model, training.task)
     features = estimator.n_features_in_
+    estimator.model_ = model
     estimator.coef_ = theta[:features].T.copy()
     estimator.intercept_ = theta[features:].sum(axis=0)
-    estimator.rates_ = learning_rates(estimator.model_, training.options)[:features].T.copy()
+    estimator.rates_ = learning_rates(model, training.options)[:features].T.copy()
 
 
 def predict_margins(estimator: Any, X: Any) -> Any:
     """X times coefficients plus intercept, samples × outputs."""
-    check_is_fitted(estimator)
+    check_is_fitted(estimator, "coef_")
     X = validate_data(estimator, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
     product = X @ estimator.coef_.T
     return (product.toarray() if sparse.issparse(product) else product) + estimator.intercept_

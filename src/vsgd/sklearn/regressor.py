@@ -11,6 +11,7 @@ from sklearn.utils.validation import _check_sample_weight
 from vsgd.algorithms.columns import Columns
 from vsgd.algorithms.paper import Paper
 from vsgd.linear import REGRESSION, Training
+from vsgd.linear.losses import LARGEST_LOG_MEAN
 from vsgd.sklearn import fitting
 
 
@@ -79,21 +80,23 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
         """Learn from all of X, in several passes."""
         self._check()
-        X, y = fitting.read(self, X, y, numeric=True, reset=not (self.warm_start and hasattr(self, "model_")))
-        fitting.fit_epochs(self, X, *self._samples(X, y, sample_weight), 1, self._training())
+        with fitting.all_or_nothing(self):
+            X, y = fitting.read(self, X, y, numeric=True, reset=not (self.warm_start and hasattr(self, "model_")))
+            fitting.fit_epochs(self, X, *self._samples(X, y, sample_weight), 1, self._training())
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
         """Learn from X once, in the order given."""
         self._check()
-        X, y = fitting.read(self, X, y, numeric=True, reset=not hasattr(self, "model_"))
-        fitting.fit_once(self, X, *self._samples(X, y, sample_weight), 1, self._training())
+        with fitting.all_or_nothing(self):
+            X, y = fitting.read(self, X, y, numeric=True, reset=not hasattr(self, "model_"))
+            fitting.fit_once(self, X, *self._samples(X, y, sample_weight), 1, self._training())
         return self
 
     def predict(self, X: Any) -> Any:
         """The prediction for each row; with the Poisson loss, the mean."""
         margins = fitting.predict_margins(self, X)[:, 0]
-        return np.exp(margins) if self.loss == "poisson" else margins
+        return np.exp(np.minimum(margins, LARGEST_LOG_MEAN)) if self.loss == "poisson" else margins
 
     def sparsify(self) -> VSGDRegressor:
         """Store `coef_` as a sparse matrix."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import platform
 import time
 from collections.abc import Callable
@@ -20,31 +19,37 @@ import numpy as np
 from vsgd.bench.sparse.problems import Problem, problems
 from vsgd.bench.sparse.rivals import EPOCHS, Fit, Rival, rivals
 from vsgd.bench.sparse.stream import is_random, streams
-from vsgd.disk import write_whole
+from vsgd.disk import ensure_folder, say_damaged, seal, unseal, write_whole
 from vsgd.errors import UserError
 
 PACKAGES = ("vsgd", "numpy", "numba", "scikit-learn", "scipy", "vowpalwabbit", "river")
 
 
 class Results:
-    """One line of JSON per run, appended when it is done: an interrupted comparison goes on where it was."""
+    """One line of JSON with a checksum per run, appended when it is done: what is interrupted goes on where it was."""
 
     def __init__(self, path: Path):
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = path.read_text().splitlines() if path.exists() else []
+        ensure_folder(path.parent)
         self.by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for line in lines:
-            record = json.loads(line)
-            self.by_key[tuple(record["key"])] = record
+        content = path.read_bytes() if path.exists() else b""
+        self.gap = "" if content.endswith(b"\n") or not content else "\n"
+        for number, line in enumerate(content.splitlines(), start=1):
+            try:
+                record = unseal(line)
+            except ValueError as error:
+                say_damaged(path, f"line {number}: {error}")
+            else:
+                self.by_key[tuple(record["key"])] = record
 
     def get(self, key: tuple[Any, ...], run: Callable[[], float]) -> float:
         if key not in self.by_key:
             start = time.perf_counter()
             loss = run()
             record = {"key": key, "loss": loss, "seconds": time.perf_counter() - start}
-            with self.path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{self.gap}{seal(record)}\n")
+            self.gap = ""
             self.by_key[key] = record
             print(*key, f"{loss:.4f}", f"{record['seconds']:.1f} s", flush=True)
         return float(self.by_key[key]["loss"])

@@ -1,0 +1,107 @@
+"""A first pass over a file: what its columns are, which classes there are, and whether its rows are good."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vsgd.errors import UserError
+from vsgd.files.cells import BadRow
+from vsgd.files.reading import Source, each, target_place
+from vsgd.files.schema import Encoder, Schema, described, infer, schema_of
+from vsgd.files.settings import Kinds
+from vsgd.files.sources import blocks, is_svmlight
+from vsgd.files.svmlight import lines_of
+from vsgd.files.tables import open_table
+from vsgd.files.targets import ReadTarget, classes_of, number_reader, present
+from vsgd.linear import CLASSIFICATION
+
+ROWS_TO_GUESS = 1000
+CELLS_TO_GUESS = 1_000_000
+MOST_CLASSES = 1000
+
+
+class Scan(NamedTuple):
+    schema: Schema
+    classes: list[str]
+    """In order; none for a regression."""
+    rows: int
+
+
+def guess_schema(path: Path, target: str | None, said: Kinds, hash_bits: int) -> tuple[Schema, str]:
+    """What the columns are taken for, and one line that says so."""
+    if is_svmlight(path):
+        if said:
+            raise UserError("--columns, --text and --category are for tables; every column of svmlight is a number")
+        return Schema("svmlight", "", [], [], [], [], hash_bits, 0), "svmlight"
+    if target is None:
+        raise UserError("--target must name the column to predict")
+    table = open_table(path)
+    good = (row for _, row in table.rows if not isinstance(row, BadRow))
+    first = list(itertools.islice(good, min(ROWS_TO_GUESS, max(10, CELLS_TO_GUESS // len(table.names)))))
+    if not first:
+        raise UserError(f"{path} has no rows")
+    kinds = infer(table.names, first, target, said)
+    return schema_of(kinds, target, hash_bits), described(kinds, target)
+
+
+class Labels:
+    """The different targets of a classification, as they are written."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def __call__(self, text: str) -> float:
+        self.seen.add(present(text))
+        if len(self.seen) > MOST_CLASSES:
+            raise UserError(f"more than {MOST_CLASSES} classes; for numbers choose --loss squared_error")
+        return 0.0
+
+
+def scan(source: Source, schema: Schema, loss: str) -> Scan:
+    """Go through all rows: count them, collect the classes, the means of numbers and the columns of svmlight."""
+    labels = Labels()
+    read_target = labels if loss in CLASSIFICATION else number_reader(loss)
+    if schema.format == "svmlight":
+        found = _scan_svmlight(source, schema, read_target)
+    else:
+        found = _scan_table(source, schema, read_target)
+    classes = classes_of(labels.seen)
+    if found.rows == 0:
+        raise UserError(f"{source.path} has no rows that can be learnt from")
+    if loss in CLASSIFICATION and len(classes) < 2:
+        raise UserError(f"{source.path} has 1 class in its targets; a classifier needs at least two")
+    return found._replace(classes=classes)
+
+
+def _scan_svmlight(source: Source, schema: Schema, read_target: ReadTarget) -> Scan:
+    def columns_of(line: Any) -> int:
+        read_target(line.target)
+        return int(line.columns.max(initial=-1)) + 1
+
+    rows, columns = 0, 0
+    for width in each(source, "line", lines_of(blocks(source.path)), columns_of):
+        if width is not None:
+            rows, columns = rows + 1, max(columns, width)
+    return Scan(schema._replace(columns=columns), [], rows)
+
+
+def _scan_table(source: Source, schema: Schema, read_target: ReadTarget) -> Scan:
+    table = open_table(source.path)
+    encoder = Encoder(schema, table.names, source.path)
+    place = target_place(source.path, table, schema.target)
+
+    def numbers_of(row: Any) -> Any:
+        read_target(row[place])
+        return encoder.numbers_of(row)
+
+    rows, counts, sums = 0, np.zeros(len(schema.numbers)), np.zeros(len(schema.numbers))
+    for values in each(source, table.unit, table.rows, numbers_of):
+        if values is not None:
+            there = ~np.isnan(values)
+            rows, counts = rows + 1, counts + there
+            sums += np.where(there, values, 0.0)
+    return Scan(schema._replace(means=(sums / np.maximum(counts, 1)).tolist()), [], rows)

@@ -1,0 +1,109 @@
+"""What stands in the target column: classes by their spelling or their number, or numbers to predict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable
+from decimal import Decimal
+from typing import NamedTuple
+
+import numpy as np
+
+from vsgd.files.cells import BadRow, finite, is_missing, plain_float, shown
+from vsgd.linear import CLASSIFICATION
+
+DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,6})?")
+
+ReadTarget = Callable[[str], float]
+
+
+def as_number(label: str) -> Decimal | None:
+    return Decimal(label) if DECIMAL.fullmatch(label) else None
+
+
+def keys_of(labels: Iterable[str]) -> dict[str, Hashable]:
+    """What makes two labels the same class: their number if all of them are numbers, else their spelling."""
+    numbers = {label: as_number(label) for label in labels}
+    return {label: label if None in numbers.values() else number for label, number in numbers.items()}
+
+
+def classes_of(labels: Iterable[str]) -> list[str]:
+    """The classes in order, each in its shortest spelling: 1, +1 and 1.0 are one."""
+    spellings: dict[Hashable, list[str]] = {}
+    for label, key in keys_of(labels).items():
+        spellings.setdefault(key, []).append(label)
+    return [min(spellings[key], key=lambda label: (len(label), label)) for key in sorted(spellings)]  # type: ignore[type-var]
+
+
+def present(text: str) -> str:
+    """The target of a row, without blanks around it."""
+    text = text.strip()
+    if is_missing(text):
+        raise BadRow(f"no target: {shown(text)} is a missing value" if text else "no target")
+    return text
+
+
+def class_reader(classes: list[str]) -> ReadTarget:
+    """Reads labels as numbers of classes; of two classes, −1 and 1."""
+    place = {key: float(i) for i, key in enumerate(keys_of(classes).values())}
+    by_number = not any(isinstance(key, str) for key in place)
+    outside = {0.0: -1.0} if len(place) == 2 else {}
+
+    def read(text: str) -> float:
+        label = present(text)
+        key = as_number(label) if by_number else label
+        if key not in place:
+            raise BadRow(f"class {shown(label)} is not one that the model was trained with")
+        return outside.get(place[key], place[key])
+
+    return read
+
+
+def number_reader(loss: str) -> ReadTarget:
+    """Reads targets of a regression."""
+
+    def read(text: str) -> float:
+        text = present(text)
+        try:
+            value = finite(text, plain_float(text), " in the target")
+        except ValueError:
+            raise BadRow(f"{shown(text)} in the target is not a number") from None
+        if loss == "poisson" and value < 0:
+            raise BadRow(f"{shown(text)} in the target is negative; the Poisson loss is for counts")
+        return value
+
+    return read
+
+
+def reader_of(loss: str, classes: list[str]) -> ReadTarget:
+    return class_reader(classes) if loss in CLASSIFICATION else number_reader(loss)
+
+
+class Spread(NamedTuple):
+    """Number, mean and sum of squared deviations of numbers seen in parts (Chan, Golub & LeVeque 1979).
+
+    Numbers are taken from `origin` on, the first of them, so that a constant has exactly no deviation.
+    """
+
+    rows: int
+    origin: float
+    mean: float
+    squares: float
+
+
+def spread_over(spread: Spread | None, values: np.ndarray) -> Spread:
+    """With some more values."""
+    if spread is None:
+        spread = Spread(0, float(values[0]), 0.0, 0.0)
+    values = values - spread.origin
+    count, mean = len(values), float(values.mean())
+    total, off = spread.rows + count, mean - spread.mean
+    squares = float(((values - mean) ** 2).sum()) + off * off * spread.rows * count / total
+    return Spread(total, spread.origin, spread.mean + off * count / total, spread.squares + squares)
+
+
+def r_squared(error: float, spread: Spread) -> float:
+    """The share of variance explained; of a constant, 1 if it is predicted exactly and else 0, as in scikit-learn."""
+    if spread.squares == 0:
+        return 1.0 if error == 0 else 0.0
+    return 1 - error / spread.squares

@@ -1,0 +1,108 @@
+"""What the compiled kernel may be given: it checks neither bounds nor types, so all arrays are checked here first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from vsgd.linear.model import FIELDS, Model
+
+if TYPE_CHECKING:
+    from vsgd.linear.rows import Rows
+    from vsgd.linear.training import Training
+
+LARGEST_VALUE = 1e70
+"""Squared curvatures have the fourth power of a value, times that of the number of elements of a row."""
+
+MOST_COLUMNS = 2**32 - 2
+"""The kernel counts columns in 32 bits."""
+
+
+class Expected(NamedTuple):
+    """Shape and type of an array."""
+
+    shape: tuple[int, ...]
+    dtype: type = np.float64
+
+    def __str__(self) -> str:
+        return f"{np.dtype(self.dtype)} of shape {self.shape}"
+
+
+def description_of(columns: int, outputs: int, averaged: bool) -> dict[str, Expected]:
+    """The arrays of a `Model`, in memory and in files."""
+    return {
+        "table": Expected((columns, FIELDS, outputs)),
+        "average": Expected((columns if averaged else 0, outputs)),
+        "curvature": Expected((2, outputs)),
+        "residual": Expected((1,)),
+        "progress": Expected((3,), np.int64),
+    }
+
+
+def check_array(name: str, array: Any, expected: Expected, writable: bool = False) -> None:
+    """Refuse an array that is not of this shape and type, in the processor's byte order, in one piece."""
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{name} is a {type(array).__name__}, not an array")
+    if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
+        raise ValueError(f"{name} is {array.dtype} of shape {array.shape}; {expected} is needed")
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        raise ValueError(f"{name} is not contiguous and aligned in memory")
+    if writable and not array.flags.writeable:
+        raise ValueError(f"{name} is read-only")
+
+
+def check_model(model: Model, averaged: bool) -> None:
+    """Refuse a model whose arrays do not fit together."""
+    if np.ndim(model.table) != 3 or model.table.shape[0] > MOST_COLUMNS or model.table.shape[2] < 1:
+        raise ValueError(f"table has shape {np.shape(model.table)}; columns × {FIELDS} × outputs are needed")
+    columns, _, outputs = model.table.shape
+    for name, expected in description_of(columns, outputs, averaged).items():
+        check_array(name, getattr(model, name), expected, writable=True)
+
+
+def check_range(name: str, numbers: Any, end: int) -> None:
+    """Refuse indices outside 0 … end − 1."""
+    if len(numbers) and (numbers.min() < 0 or numbers.max() >= end):
+        raise ValueError(f"{name} has {numbers.min()} to {numbers.max()}; 0 to {end - 1} are possible")
+
+
+def check_rows(rows: Rows, columns: int) -> None:
+    """Refuse rows that reach beyond their own arrays, or beyond the columns."""
+    for name, kinds in (("data", (np.float32, np.float64)), ("indices", (np.int32, np.int64))):
+        array = getattr(rows, name)
+        kind = next((kind for kind in kinds if np.asarray(array).dtype == np.dtype(kind)), kinds[-1])
+        check_array(name, array, Expected((np.size(array),), kind))
+    samples = (np.size(rows.length),)
+    for name in ("data_start", "index_start", "length"):
+        check_array(name, getattr(rows, name), Expected(samples, np.int64))
+    check_range("length", rows.length, max(len(rows.data), len(rows.indices)) + 1)
+    for start, array in ((rows.data_start, rows.data), (rows.index_start, rows.indices)):
+        check_range("start of rows", start, len(array) + 1)
+        check_range("end of rows", start + rows.length, len(array) + 1)
+    check_range("column indices", rows.indices, columns)
+
+
+def check_size(name: str, numbers: Any) -> None:
+    """Refuse numbers whose fourth power, a squared curvature, overflows."""
+    if len(numbers) and not max(float(numbers.max()), -float(numbers.min())) <= LARGEST_VALUE:
+        raise ValueError(f"{name} has values that are not finite or too large: {LARGEST_VALUE:g} is the most")
+
+
+def check_all(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> None:
+    """Refuse whatever `kernel.train` could not run on."""
+    task = training.task
+    check_model(model, task.average)
+    columns, _, outputs = model.table.shape
+    check_rows(rows, columns - task.intercept)
+    samples = len(rows.length)
+    check_array("order", order, Expected((np.size(order),), np.int64))
+    check_range("order", order, samples)
+    for name, array in (("targets", targets), ("weights", weights)):
+        check_array(name, array, Expected((samples,)))
+    for name, numbers in (("X", rows.data), ("y", targets), ("weights", weights)):
+        check_size(name, numbers)
+    if task.softmax:
+        check_range("classes", targets, outputs)
+    if training.batch_size < 1 or training.threads < 1:
+        raise ValueError(f"{training.batch_size} rows a minibatch on {training.threads} threads; at least 1 is needed")

@@ -1,0 +1,70 @@
+"""Damaged inputs without end: a few in `make test`, as many as it takes in `make fuzz`, always the same for a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Iterator
+
+SEED = int(os.environ.get("VSGD_FUZZ", "0"))
+"""Of the long run; 0 is the short one."""
+
+LONGEST_SECONDS = 30
+PIECES = [
+    *(bytes([byte]) for byte in b'\x00\xff\n\r",:# -+._e{'),
+    *(b"9" * 30, b"\xef\xbb\xbf", b"nan", b"inf", b"1e160", b"1e308", b"5e-324", b"NA", b"0x1", b'"\n'),
+    *(b"99999999999:1", b"1:", b":1", b"qid:1"),
+]
+
+
+def cases(short: int, long: int) -> int:
+    """How many to try."""
+    return long if SEED else short
+
+
+def generator(name: str) -> random.Random:
+    return random.Random(f"{name} {SEED}")
+
+
+def mutated(content: bytes, rng: random.Random) -> bytes:
+    """The content with a few bytes or pieces changed, put in, left out, repeated or cut off."""
+    data = bytearray(content)
+    for _ in range(rng.choice([1, 1, 1, 2, 5, 20])):
+        at = rng.randrange(len(data) + 1)
+        length = rng.choice([1, 1, 2, 8, 50, len(data)])
+        change = rng.randrange(7)
+        if change == 0 and at < len(data):
+            data[at] ^= 1 << rng.randrange(8)
+        elif change == 1 and at < len(data):
+            data[at] = rng.randrange(256)
+        elif change == 2:
+            del data[at : at + length]
+        elif change == 3:
+            data[at:at] = data[at : at + length][:1000]
+        elif change == 4:
+            data[at:at] = rng.choice(PIECES)
+        elif change == 5:
+            data[at : at + length] = rng.randbytes(min(length, 50))
+        elif change == 6 and rng.random() < 0.2:
+            del data[at:]
+    return bytes(data)
+
+
+class Hang(BaseException):
+    """It takes too long."""
+
+
+@contextlib.contextmanager
+def no_hang() -> Iterator[None]:
+    def stop(number: int, frame: object) -> None:
+        raise Hang(f"more than {LONGEST_SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(LONGEST_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,105 @@
+"""Stored results of `vsgd figures`: damaged ones are computed again, and two processes do not mix theirs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from command import refuses, succeeds, vsgd
+
+from vsgd.bench.sparse.__main__ import Results
+from vsgd.disk import seal, unseal
+
+QUICK = ("--runs", "2", "--updates", "8")
+
+
+@pytest.fixture(scope="module")
+def figure(tmp_path_factory):
+    """A folder with the results of a quick figure."""
+    out = tmp_path_factory.mktemp("figure")
+    succeeds("figures", 3, *QUICK, "--out", out)
+    return out
+
+
+def stored(out, kind):
+    (path,) = out.glob(f"results/figure-3/*.{kind}")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["npz", "json"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:40],
+        lambda content: b"",
+        lambda content: content.replace(b"seconds", b"secomds").replace(b"PK", b"QK"),
+        lambda content: b"[" * 100_000,
+        lambda content: b"{}",
+        lambda content: b"\xff" * 50,
+    ],
+)
+def test_what_is_damaged_is_computed_again(figure, kind, damage):
+    """T10."""
+    path = stored(figure, kind)
+    path.write_bytes(damage(path.read_bytes()))
+    outcome = vsgd("figures", 3, *QUICK, "--out", figure)
+    assert outcome.code == 0
+    assert outcome.err.count("is damaged") == 1
+    assert "Figure 3" in (figure / "index.html").read_text(encoding="utf-8")
+
+
+def test_arrays_without_their_note_and_a_note_without_its_arrays(figure):
+    for kind, lines in (("json", 0), ("npz", 1)):
+        stored(figure, kind).unlink()
+        outcome = vsgd("figures", 3, *QUICK, "--out", figure)
+        assert (outcome.code, outcome.err.count("is damaged")) == (0, lines)
+    assert vsgd("figures", 3, *QUICK, "--out", figure).err == ""
+
+
+def test_a_changed_number_is_noticed(figure):
+    """W13, for figures."""
+    note = stored(figure, "json")
+    record = unseal(note.read_bytes())
+    note.write_text(seal(record).replace(f'"seconds": {record["seconds"]}', '"seconds": 1234.5'), encoding="utf-8")
+    outcome = vsgd("figures", 3, *QUICK, "--out", figure)
+    assert "is damaged" in outcome.err
+    assert "1234.5" not in outcome.out
+
+
+def test_something_in_the_way(tmp_path):
+    """T10."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "figure-3").write_text("")
+    refuses("figures", 3, *QUICK, "--out", tmp_path, saying="figure-3")
+    (tmp_path / "index.html").mkdir()
+    (tmp_path / "results" / "figure-3").unlink()
+    refuses("figures", 3, *QUICK, "--out", tmp_path, saying="index.html")
+
+
+@pytest.mark.parametrize("numbers", [("--seed", "9" * 30), ("--runs", "9" * 30), ("--updates", "9" * 30)])
+def test_numbers_out_of_range(tmp_path, numbers):
+    refuses("figures", 3, "--out", tmp_path, *numbers)
+
+
+def test_two_at_once(tmp_path):
+    """W14: a figure was missing from the page, or a file of the other process was."""
+    command = [sys.executable, "-m", "vsgd", "figures", "3", "--out", str(tmp_path), *QUICK]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    for _, err, code in ended:
+        assert (code, err) == (0, "") or (code == 2 and "another process" in err and err.count("\n") == 1)
+    assert 0 in [code for _, _, code in ended]
+    assert (tmp_path / "index.html").read_text(encoding="utf-8").count("<section") == 1
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_lines_of_the_comparison_of_linear_models(tmp_path, capsys):
+    path = tmp_path / "new" / "sparse.jsonl"
+    assert [Results(path).get(("a", seed), lambda: 0.5) for seed in (0, 1)] == [0.5, 0.5]
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"9.5", 1) + b'{"key": ["a"')
+    capsys.readouterr()
+    results = Results(path)
+    assert capsys.readouterr().err.count("is damaged (line") == 2
+    assert [results.get(("a", seed), lambda: 0.7) for seed in (0, 1)] == [0.7, 0.5]
+    assert {key: record["loss"] for key, record in Results(path).by_key.items()} == {("a", 0): 0.7, ("a", 1): 0.5}

@@ -16,9 +16,8 @@ from standins import ABSENT, ADAM, BY_NAME, CRASH, DEATH, GRID, NORMALIZED, SMAL
 from vsgd.bench.compare.processes import run_all
 from vsgd.bench.compare.runs import Job, load, path_of, save
 from vsgd.bench.compare.table import assemble, compute, why_absent
-from vsgd.bench.compare.train import EVALUATION_POINTS, Learner, minibatches, train
+from vsgd.bench.compare.train import EVALUATION_POINTS, Learner, Run, minibatches, train
 from vsgd.bench.compare.workloads import WORKLOADS
-from vsgd.errors import UserError
 
 INSTALLED = [method for method in BY_NAME.values() if why_absent(method) is None]
 
@@ -146,12 +145,16 @@ def test_changed_circumstances_make_a_new_run(folder, tmp_path, monkeypatch):
     assert load(folder, Job(SMALL, ADAM, None, 0)) is not None, "others do not depend on our code"
 
 
-def test_a_corrupt_file_is_named(tmp_path):
-    path = path_of(tmp_path, Job(SMALL, ADAM, None, 0))
-    path.parent.mkdir(parents=True)
-    path.write_text("{")
-    with pytest.raises(UserError, match=r"corrupt.*default-seed0\.json.*Delete it"):
-        load(tmp_path, Job(SMALL, ADAM, None, 0))
+@pytest.mark.parametrize("damage", [lambda text: "{", lambda text: text.replace("0.5", "9.5")], ids=["cut", "changed"])
+def test_a_damaged_run_is_told_and_computed_again(tmp_path, capsys, damage):
+    job = Job(SMALL, ADAM, None, 0)
+    fields = dict.fromkeys(Run._fields, 0.5)
+    save(tmp_path, job, Run(**fields))
+    assert load(tmp_path, job) == Run(**fields)
+    path = path_of(tmp_path, job)
+    path.write_text(damage(path.read_text()))
+    assert load(tmp_path, job) is None
+    assert "default-seed0.json" in capsys.readouterr().err
 
 
 def test_nothing_to_do_starts_no_process():

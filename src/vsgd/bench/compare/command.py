@@ -19,6 +19,7 @@ from vsgd.bench.compare.table import Table, assemble, compute
 from vsgd.bench.compare.tables import Grid, finals
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
 from vsgd.bench.store import write_whole
+from vsgd.disk import only_writer
 from vsgd.errors import UserError
 
 Item = TypeVar("Item", Workload, Method)
@@ -70,10 +71,9 @@ def compare(arguments: argparse.Namespace) -> None:
     methods = chosen(suite.methods, arguments.optimizers, "optimizer")
     seeds = arguments.seeds or suite.seeds
 
-    write_whole(out / ".writable", "")  # better now than after the work
-    (out / ".writable").unlink()
-    compute(workloads, methods, seeds, arguments.jobs, out)
-    files = make_pages(assemble(suite.workloads, suite.methods, seeds, out))
-    for name, text in files.items():
-        write_whole(out / name, text)
+    with only_writer(out):
+        compute(workloads, methods, seeds, arguments.jobs, out)
+        files = make_pages(assemble(suite.workloads, suite.methods, seeds, out))
+        for name, text in files.items():
+            write_whole(out / name, text)
     print("wrote " + ", ".join(str(out / name) for name in files))

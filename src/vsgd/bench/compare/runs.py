@@ -16,8 +16,7 @@ from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.opponents import ADAMW_COSINE
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
-from vsgd.bench.store import write_whole
-from vsgd.errors import UserError
+from vsgd.disk import read_checked, write_checked
 
 ELSEWHERE = (
     *("bench", "files", "integrations", "linear", "sklearn"),
@@ -96,17 +95,12 @@ def path_of(out: Path, job: Job) -> Path:
 
 def save(out: Path, job: Job, run: Run) -> None:
     record = {**wanted(job), "torch": version_of("torch"), **run._asdict()}
-    write_whole(path_of(out, job), json.dumps(record) + "\n")
+    write_checked(path_of(out, job), record)
 
 
 def load(out: Path, job: Job) -> Run | None:
-    """The run, or None if there is none yet for exactly this."""
-    if not (path := path_of(out, job)).exists():
+    """The run, or None if there is none yet for exactly this, or if it is damaged."""
+    record = read_checked(path_of(out, job))
+    if record is None or any(record.get(key) != value for key, value in wanted(job).items()):
         return None
-    try:
-        record = json.loads(path.read_text())
-        if any(record.get(key) != value for key, value in wanted(job).items()):
-            return None
-        return Run(**{field: record[field] for field in Run._fields})
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"corrupt results file {path} ({error}). Delete it, then run again.") from None
+    return Run(**{field: record[field] for field in Run._fields})

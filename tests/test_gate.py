@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -209,8 +211,8 @@ class TestTrainOn:
             (3, lambda a: a * np.nan, "y"),
             (4, lambda a: a[::-1], "weights"),
             (4, lambda a: a * np.inf, "weights"),
-            (5, lambda t: t._replace(batch_size=0), "minibatch"),
-            (5, lambda t: t._replace(task=t.task._replace(softmax=True)), "classes"),
+            (5, lambda t: dataclasses.replace(t, batch_size=0), "minibatch"),
+            (5, lambda t: dataclasses.replace(t, task=t.task._replace(softmax=True)), "classes"),
         ],
     )
     def test_the_rest(self, at, change, match):

@@ -172,26 +172,32 @@ class VSGD(Optimizer):
         known = set(self.state)
         replays = [Replay(each, {p.device for p in self._parameters()}) for each in closures]
         first: list[Evaluation] = []
+        taken = False
         self._arrange()
         try:
             self._open()
             first += [self._evaluate(replay.first, scaler) for replay in replays]
             work = self._learn_from(first, replays, scaler)
-        except BaseException as error:
             with signals_deferred():
+                self._update(work)
                 self._close()
-                for parameter in set(self.state) - known:  # made in this step
-                    del self.state[parameter]
+                taken = True
+        except BaseException as error:
+            if not taken:
+                self._take_back(known)
             if not isinstance(error, NotFinite):
                 raise
             for replay in replays:
                 replay.undo()
             self._skip(first[0].loss)
-        else:
-            with signals_deferred():
-                self._update(work)
-                self._close()
         return first[0].loss if len(first) == 1 else torch.stack([e.loss for e in first]).mean()
+
+    def _take_back(self, known: set[Tensor]) -> None:
+        """Leave everything as it was before the step, when only these parameters had state."""
+        with signals_deferred():
+            self._close()
+            for parameter in set(self.state) - known:
+                del self.state[parameter]
 
     def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True) -> Evaluation:
         """Run a closure and collect the gradients that it leaves."""
@@ -456,9 +462,10 @@ class VSGD(Optimizer):
         """Let storages serve all parameters that have state, as these are now, and go on from what the user has set."""
         for group in self.param_groups:
             require(group["algorithm"], Networks, Paper)
-        self._storages = arranged(self._storages, self.param_groups, self.state, self._compact)
-        for _, storage in self._storages:
-            storage.adopt()
+        with signals_deferred():
+            self._storages = arranged(self._storages, self.param_groups, self.state, self._compact)
+            for _, storage in self._storages:
+                storage.adopt()
 
     def _open(self) -> None:
         for _, storage in self._storages:
@@ -475,7 +482,9 @@ class VSGD(Optimizer):
         tables = {p for p, grad in grads.items() if counts_rows(p, grad, totals)}
         fresh = [p for p in grads if not self.state.get(p)]
         turned = [p for p in tables if self.state.get(p) and not is_table(self.state[p])]
-        if fresh or turned:
+        if not fresh and not turned:
+            return
+        with signals_deferred():
             self._close()
             blocks = self._plan([p for p in fresh if p not in tables])
             for p in fresh:

@@ -6,7 +6,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,11 @@ from vsgd.torch.closure import (
     Evaluation,
     Replay,
     check_closures,
+    check_gradients,
     check_loss,
     check_probe_was_seen,
     check_repeatable,
+    mark_gradients,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.engine import BatchStatistics, Block, Config
@@ -80,6 +83,8 @@ class VSGD(Optimizer):
         reweight: with `per_sample`, weigh each row by one over the number of others whose gradients interfere with its
             own (section 4.1 of the paper).
     """
+
+    _last_to_step: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -161,6 +166,9 @@ class VSGD(Optimizer):
             The loss as it was before the step; with micro-batches, their mean.
         """
         closures = check_closures(closure)
+        if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
+            check_gradients(self.state)
+        VSGD._last_to_step = id(self)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
         known = set(self.state)
@@ -185,7 +193,27 @@ class VSGD(Optimizer):
             for group in self.param_groups:
                 group["steps"] += 1
                 group["skipped_in_a_row"] = 0
+        finally:
+            mark_gradients(self._parameters())
         return first[0].loss if len(first) == 1 else torch.stack([e.loss for e in first]).mean()
+
+    def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Any:
+        """The short form of `step`, for functions that only return the loss. Gradients are computed here.
+
+            loss = opt.minimize(lambda: F.cross_entropy(model(x), y))
+
+        Args:
+            loss: a function that returns the loss, or a list of them, which are micro-batches.
+            scaler: a `torch.amp.GradScaler`. The loss is scaled here; call `scaler.update()` afterwards as usual.
+        """
+
+        def closure(compute: Closure) -> Any:
+            value = compute()
+            check_loss(value)
+            (value if scaler is None else scaler.scale(value)).backward()
+            return value
+
+        return self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
 
     def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True) -> Evaluation:
         """Run a closure and collect the gradients that it leaves."""

@@ -134,9 +134,7 @@ class VSGDMixin:
                 loss = optimizer_closure()
             if loss is None:
                 raise NoLoss
-            for parameter in self.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(trainer.accumulate_grad_batches)
+            multiply_gradients(self, trainer.accumulate_grad_batches)  # Lightning divides the loss by it
             if not is_probing():
                 for each in trainer.callbacks:
                     each.on_before_optimizer_step(trainer, self, vsgd)
@@ -155,13 +153,24 @@ class VSGDMixin:
             scaler.update()
 
 
-def clip(trainer: Trainer, module: Any) -> None:
-    """As the trainer is told to, at a limit that is scaled as the gradients are."""
+def multiply_gradients(module: Any, factor: float) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def scale_of(trainer: Any) -> float:
+    """What the loss is multiplied by, with precision="16-mixed"."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
-    limit = trainer.gradient_clip_val
-    if limit is not None and scaler is not None:
-        limit = limit * scaler.get_scale()
-    module.configure_gradient_clipping(trainer.optimizers[0], limit, trainer.gradient_clip_algorithm)
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def clip(trainer: Any, module: Any) -> None:
+    """As the trainer is told to."""
+    limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    multiply_gradients(module, 1 / scale_of(trainer))
+    module.configure_gradient_clipping(trainer.optimizers[0], limit, algorithm)
+    multiply_gradients(module, scale_of(trainer))
 
 
 @contextmanager

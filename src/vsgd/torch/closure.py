@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from vsgd.torch.frameworks import REMEDIES, check_accumulation, remedy
+from vsgd.torch.frameworks import SCALER, check_accumulation, remedy
 
 Closure = Callable[[], Any]
 
@@ -191,7 +191,7 @@ class Replay:
             if "backward through the graph a second time" in str(error):
                 raise RuntimeError(FORWARD_OUTSIDE) from error
             if "unscale_() has already been called" in str(error):
-                raise RuntimeError(REMEDIES["torch.amp"]) from error
+                raise RuntimeError(SCALER) from error
             raise
         finally:
             _PROBING.reset(token)

@@ -5,8 +5,15 @@ from __future__ import annotations
 import sys
 import traceback
 
+SCALER = (
+    "With a GradScaler, scale the loss in the closure, do not call scaler.unscale_, and hand the scaler over:\n\n"
+    "    scaler.scale(loss).backward()       # in the closure\n\n"
+    "    opt.step(closure, scaler=scaler)    # instead of scaler.step(opt)\n"
+    "    scaler.update()"
+)
+
 REMEDIES = {
-    "transformers": (
+    ("transformers",): (
         "Trainer calls step() without one. Use vsgd.integrations.transformers.VSGDTrainer instead, or put "
         "VSGDTrainerMixin in front of a Trainer class of your own."
     ),
@@ -14,13 +21,8 @@ REMEDIES = {
         "In Lightning put vsgd.integrations.lightning.VSGDMixin in front of LightningModule; in manual optimization, "
         "pass a closure that returns the loss: self.optimizers().step(closure)."
     ),
-    "accelerate": "With Accelerate call accelerator.backward(loss) in the closure: optimizer.step(closure).",
-    "torch.amp": (
-        "With a GradScaler, scale the loss in the closure, do not call scaler.unscale_, and hand the scaler over:\n\n"
-        "    scaler.scale(loss).backward()       # in the closure\n\n"
-        "    opt.step(closure, scaler=scaler)    # instead of scaler.step(opt)\n"
-        "    scaler.update()"
-    ),
+    ("accelerate",): "With Accelerate call accelerator.backward(loss) in the closure: optimizer.step(closure).",
+    ("torch.amp",): SCALER,
 }
 """By module, the framework that is farthest out first: Trainer calls Accelerate, and Lightning a scaler."""
 
@@ -31,18 +33,23 @@ ACCUMULATES = (
 )
 
 
+def is_calling(*names: str) -> bool:
+    """Is one of these modules on the call stack?"""
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None)}
+    return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
+
+
 def remedy() -> str:
     """What to do in the framework on the call stack, if there is one."""
-    modules = {frame.f_globals.get("__name__", "") + "." for frame, _ in traceback.walk_stack(None)}
-    for framework, text in REMEDIES.items():
-        names = (framework,) if isinstance(framework, str) else framework
-        if any(module.startswith(f"{name}.") for module in modules for name in names):
+    for names, text in REMEDIES.items():
+        if is_calling(*names):
             return f"\n\n{text}"
     return ""
 
 
 def check_accumulation(count: int) -> None:
     """A single closure while `Accelerator.accumulate` leaves out steps: the batches of those would be lost."""
-    accelerate = sys.modules.get("accelerate.state")
-    if accelerate is not None and count == 1 and (steps := accelerate.GradientState().num_steps) > 1:
+    state = sys.modules.get("accelerate.state")
+    steps = 1 if state is None else state.GradientState().num_steps
+    if steps > 1 and count == 1 and is_calling("accelerate"):
         raise RuntimeError(ACCUMULATES.format(count=steps))

@@ -209,6 +209,27 @@ def test_other_optimizers_are_left_alone(tmp_path):
     assert module.calls == 20
 
 
+def test_manual_optimization_with_a_closure(tmp_path):
+    class Manual(Module):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            def closure():
+                loss = Module.training_step(self, batch, batch_idx)
+                self.manual_backward(loss)
+                return loss
+
+            return self.optimizers().step(closure)
+
+    module, twin = Manual(), Module()
+    fit(module, tmp_path)
+    fit(twin, tmp_path)
+    assert_equal(module, twin)
+    assert module.losses == twin.losses
+
+
 @pytest.mark.parametrize(("accumulate", "error"), [(4, RuntimeError), (1, TypeError)])
 def test_without_the_mixin_the_error_names_it(tmp_path, accumulate, error):
     class Plain(lightning.LightningModule):

@@ -47,7 +47,7 @@ class MicroBatches(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._stepped = False
-        if trainer.accumulate_grad_batches > 1 and isinstance(trainer.optimizers[0], VSGD):
+        if accumulates(trainer):
             self._iterates.enter_context(trainer.optimizers[0].iterates())
             self._random = [torch.get_rng_state(), torch.cuda.get_rng_state_all()]
 
@@ -55,7 +55,7 @@ class MicroBatches(Callback):
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._iterates.close()
-        if outputs and not self._stepped and isinstance(trainer.optimizers[0], VSGD):
+        if outputs and not self._stepped and accumulates(trainer):
             self._closures.append(self._keep(trainer, module, outputs["loss"], batch, batch_idx))
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
@@ -151,6 +151,10 @@ class VSGDMixin:
             vsgd.step(earlier, scaler=scaler)
         if scaler is not None:
             scaler.update()
+
+
+def accumulates(trainer: Any) -> bool:
+    return trainer.accumulate_grad_batches > 1 and isinstance(trainer.optimizers[0], VSGD)
 
 
 def multiply_gradients(module: Any, factor: float) -> None:

@@ -47,6 +47,7 @@ def test_dropout_masks_are_the_same_and_the_generator_moves_on_once():
     torch.manual_seed(7)
     closure_for(model, opt)()
     assert torch.equal(torch.rand(1), after_step)
+    opt.zero_grad()
     opt.step(closure_for(model, opt))
     assert not torch.equal(masks[0], masks[-1]), "the next step has masks of its own"
 

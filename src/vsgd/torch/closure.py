@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from vsgd.torch.frameworks import SCALER, check_accumulation, remedy
+
 Closure = Callable[[], Any]
 
 NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
@@ -37,6 +39,12 @@ FORWARD_OUTSIDE = (
     "was computed before the step does not depend on them. Move `loss = ...` into the closure; no retain_graph."
 )
 
+OTHER_GRADIENTS = (
+    "the parameters have gradients from a backward() outside the closure, which a step would discard. To accumulate, "
+    "pass the micro-batches as a list, opt.step([closure, closure, ...]); if these gradients are not needed, call "
+    "opt.zero_grad() before the step."
+)
+
 # the hook below is meant to fire for a compiled module as well as for its parts
 warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
 
@@ -54,15 +62,31 @@ def check_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]
     """One closure or several, as a list; a TypeError that shows one otherwise."""
     closures = list(closure) if isinstance(closure, Sequence) else [closure]
     if not closures or not all(callable(each) for each in closures):
-        raise TypeError(NO_CLOSURE)
+        raise TypeError(NO_CLOSURE + remedy())
+    check_accumulation(len(closures))
     return closures  # type: ignore[return-value]
 
 
 def check_loss(loss: Any) -> None:
     if not isinstance(loss, Tensor):
-        raise TypeError(f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor")
+        text = f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor"
+        raise TypeError(text + (remedy() if loss is None else ""))
     if loss.numel() != 1:
         raise ValueError(f"the closure returned a loss of shape {tuple(loss.shape)}; take its mean or sum")
+
+
+def mark_gradients(parameters: Iterable[Tensor]) -> None:
+    """Remember which gradients a step has left."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.left_by_step = True  # type: ignore[attr-defined]
+
+
+def check_gradients(parameters: Iterable[Tensor]) -> None:
+    """Gradients that no step has left are of data that someone wants to accumulate."""
+    grads = [p.grad for p in parameters if p.grad is not None and not hasattr(p.grad, "left_by_step")]
+    if any(bool(grad.norm() != 0) for grad in grads):
+        raise RuntimeError(OTHER_GRADIENTS + remedy())
 
 
 class Evaluation(NamedTuple):
@@ -191,6 +215,8 @@ class Replay:
         except RuntimeError as error:
             if "backward through the graph a second time" in str(error):
                 raise RuntimeError(FORWARD_OUTSIDE) from error
+            if "unscale_() has already been called" in str(error):
+                raise RuntimeError(SCALER) from error
             raise
         finally:
             _PROBING.reset(token)

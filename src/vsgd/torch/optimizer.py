@@ -8,7 +8,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,11 @@ from vsgd.torch.closure import (
     Evaluation,
     Replay,
     check_closures,
+    check_gradients,
     check_loss,
     check_probe_was_seen,
     check_repeatable,
+    mark_gradients,
     signals_deferred,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
@@ -84,6 +87,8 @@ class VSGD(Optimizer):
         reweight: with `per_sample`, weigh each row by one over the number of others whose gradients interfere with its
             own (section 4.1 of the paper).
     """
+
+    _last_to_step: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -165,6 +170,9 @@ class VSGD(Optimizer):
             The loss as it was before the step; with micro-batches, their mean.
         """
         closures = check_closures(closure)
+        if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
+            check_gradients(self.state)
+        VSGD._last_to_step = id(self)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
         if self._recorder is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
@@ -190,7 +198,27 @@ class VSGD(Optimizer):
             for replay in replays:
                 replay.undo()
             self._skip(first[0].loss)
+        finally:
+            mark_gradients(self._parameters())
         return first[0].loss if len(first) == 1 else torch.stack([e.loss for e in first]).mean()
+
+    def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Any:
+        """The short form of `step`, for functions that only return the loss. Gradients are computed here.
+
+            loss = opt.minimize(lambda: F.cross_entropy(model(x), y))
+
+        Args:
+            loss: a function that returns the loss, or a list of them, which are micro-batches.
+            scaler: a `torch.amp.GradScaler`. The loss is scaled here; call `scaler.update()` afterwards as usual.
+        """
+
+        def closure(compute: Closure) -> Any:
+            value = compute()
+            check_loss(value)
+            (value if scaler is None else scaler.scale(value)).backward()
+            return value
+
+        return self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
 
     def _take_back(self, known: set[Tensor]) -> None:
         """Leave everything as it was before the step, when only these parameters had state."""

@@ -1,0 +1,1 @@
+"""Training frameworks that call the optimizer themselves. See docs/integrations.md."""

@@ -1,0 +1,196 @@
+"""Lightning: a mixin in front of `LightningModule`.
+
+    from lightning.pytorch import LightningModule, Trainer
+    from vsgd.integrations.lightning import VSGDMixin
+    from vsgd.torch import VSGD
+
+    class Digits(VSGDMixin, LightningModule):
+        def training_step(self, batch, batch_idx): ...
+
+        def configure_optimizers(self):
+            return VSGD(self.parameters())
+
+Lightning passes a closure by itself. The mixin hides the evaluations at probed parameters from `self.log`, metrics and
+the outputs that callbacks see, and makes micro-batches of `accumulate_grad_batches`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from vsgd.torch import VSGD, is_probing
+from vsgd.torch.closure import Closure
+
+
+class NoLoss(Exception):
+    """`training_step` returned None: leave the batch out."""
+
+
+class MicroBatches(Callback):
+    """Batches whose gradients Lightning computes before the step, at the iterates, each of them a micro-batch."""
+
+    def __init__(self) -> None:
+        self._closures: list[Closure] = []
+        self._iterates = ExitStack()
+        self._random: list[Any] = []
+        self._stepped = False
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._stepped = False
+        if accumulates(trainer):
+            optimizer: Any = trainer.optimizers[0]
+            self._iterates.enter_context(optimizer.iterates())
+            self._random = [torch.get_rng_state(), torch.cuda.get_rng_state_all()]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._iterates.close()
+        if outputs and not self._stepped and accumulates(trainer):
+            self._closures.append(self._keep(trainer, module, outputs["loss"], batch, batch_idx))
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self._iterates.close()
+
+    def take(self) -> list[Closure]:
+        """The micro-batches before the last, which the optimizer evaluates itself."""
+        self._stepped = True
+        self._iterates.close()
+        closures, self._closures = self._closures, []
+        return closures
+
+    def _keep(self, trainer: Trainer, module: LightningModule, loss: Tensor, batch: Any, batch_idx: int) -> Closure:
+        """A closure whose first evaluation has taken place. Lightning's gradients are of this process only."""
+        count, random, optimizer = trainer.accumulate_grad_batches, self._random, trainer.optimizers[0]
+        grads = {p: p.grad * count for p in module.parameters() if p.grad is not None}
+        grads = {p: trainer.strategy.reduce(grad, reduce_op="mean") for p, grad in grads.items()}
+        optimizer.zero_grad()
+        arguments = (batch, batch_idx)[: len(inspect.signature(module.training_step).parameters)]
+
+        def closure() -> Any:
+            if not is_probing():
+                for parameter, grad in grads.items():
+                    parameter.grad = grad
+                value: Any = loss * count
+            else:
+                torch.set_rng_state(random[0])
+                torch.cuda.set_rng_state_all(random[1])
+                with metrics_set_aside(module):
+                    output = trainer.strategy.training_step(*arguments)
+                value = output["loss"] if isinstance(output, Mapping) else output
+                trainer.strategy.backward(value, optimizer)
+            clip(trainer, module)
+            return value
+
+        return closure
+
+
+class VSGDMixin:
+    """In front of `LightningModule`, for automatic optimization with `VSGD`. Other optimizers are left alone.
+
+    `training_step` is called again in about a tenth of the batches, at probed parameters. What it logs then is dropped,
+    metrics do not see it, and `outputs["loss"]` is the first loss; anything else that counts should ask
+    `vsgd.torch.is_probing()`. With `accumulate_grad_batches` each batch is a sample, and clipping is of each. A batch
+    for which `training_step` returns None is left out.
+    """
+
+    trainer: Any
+    parameters: Any
+    on_before_optimizer_step: Any
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        if not is_probing():
+            super().log(*args, **kwargs)  # type: ignore[misc]
+
+    def configure_callbacks(self) -> list[Callback]:
+        configured = super().configure_callbacks()  # type: ignore[misc]
+        self._vsgd_micro_batches = MicroBatches()
+        return [*(configured if isinstance(configured, (list, tuple)) else [configured]), self._vsgd_micro_batches]
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: LightningOptimizer, optimizer_closure: Any = None
+    ) -> None:
+        vsgd = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        if not isinstance(vsgd, VSGD):
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)  # type: ignore[misc]
+            return
+        trainer = self.trainer
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+
+        def closure() -> Any:
+            if is_probing():
+                with metrics_set_aside(self):
+                    loss = optimizer_closure.closure().loss  # unlike a call, leaves the outputs alone
+            else:
+                loss = optimizer_closure()
+            if loss is None:
+                raise NoLoss
+            multiply_gradients(self, trainer.accumulate_grad_batches)  # Lightning divides the loss by it
+            if not is_probing():
+                for each in trainer.callbacks:
+                    each.on_before_optimizer_step(trainer, self, vsgd)
+                self.on_before_optimizer_step(vsgd)
+            clip(trainer, self)
+            return loss * trainer.accumulate_grad_batches
+
+        earlier = self._vsgd_micro_batches.take()
+        try:
+            vsgd.step([*earlier, closure], scaler=scaler)
+        except NoLoss:
+            if not earlier:
+                return
+            vsgd.step(earlier, scaler=scaler)
+        if scaler is not None:
+            scaler.update()
+
+
+def accumulates(trainer: Any) -> bool:
+    return trainer.accumulate_grad_batches > 1 and isinstance(trainer.optimizers[0], VSGD)
+
+
+def multiply_gradients(module: Any, factor: float) -> None:
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def scale_of(trainer: Any) -> float:
+    """What the loss is multiplied by, with precision="16-mixed"."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return 1.0 if scaler is None else float(scaler.get_scale())
+
+
+def clip(trainer: Any, module: Any) -> None:
+    """As the trainer is told to."""
+    limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    multiply_gradients(module, 1 / scale_of(trainer))
+    module.configure_gradient_clipping(trainer.optimizers[0], limit, algorithm)
+    multiply_gradients(module, scale_of(trainer))
+
+
+@contextmanager
+def metrics_set_aside(module: Any) -> Iterator[None]:
+    """Within, the metrics of a module are copies."""
+    found = [(name, part) for name, part in module.named_modules() if isinstance(part, Metric | MetricCollection)]
+    names = [name for name, _ in found]
+    outermost = [(name, part) for name, part in found if not any(name.startswith(f"{other}.") for other in names)]
+    places = [
+        (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], part) for name, part in outermost
+    ]
+    for parent, name, part in places:
+        setattr(parent, name, copy.deepcopy(part))
+    try:
+        yield
+    finally:
+        for parent, name, part in places:
+            setattr(parent, name, part)

@@ -1,0 +1,55 @@
+"""Training frameworks that call the optimizer themselves: what to do there, as the last lines of an error."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+SCALER = (
+    "With a GradScaler, scale the loss in the closure, do not call scaler.unscale_, and hand the scaler over:\n\n"
+    "    scaler.scale(loss).backward()       # in the closure\n\n"
+    "    opt.step(closure, scaler=scaler)    # instead of scaler.step(opt)\n"
+    "    scaler.update()"
+)
+
+REMEDIES = {
+    ("transformers",): (
+        "Trainer calls step() without one. Use vsgd.integrations.transformers.VSGDTrainer instead, or put "
+        "VSGDTrainerMixin in front of a Trainer class of your own."
+    ),
+    ("lightning", "pytorch_lightning"): (
+        "In Lightning put vsgd.integrations.lightning.VSGDMixin in front of LightningModule; in manual optimization, "
+        "pass a closure that returns the loss: self.optimizers().step(closure)."
+    ),
+    ("accelerate",): "With Accelerate call accelerator.backward(loss) in the closure: optimizer.step(closure).",
+    ("torch.amp",): SCALER,
+}
+"""By module, the framework that is farthest out first: Trainer calls Accelerate, and Lightning a scaler."""
+
+ACCUMULATES = (
+    "Accelerate accumulates over {count} batches and calls step() for the last of them only, so the closures of the "
+    "others would never run. Leave gradient_accumulation_steps at 1 and pass the micro-batches as a list: "
+    "optimizer.step([closure, closure, ...])."
+)
+
+
+def is_calling(*names: str) -> bool:
+    """Is one of these modules on the call stack?"""
+    modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None)}
+    return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
+
+
+def remedy() -> str:
+    """What to do in the framework on the call stack, if there is one."""
+    for names, text in REMEDIES.items():
+        if is_calling(*names):
+            return f"\n\n{text}"
+    return ""
+
+
+def check_accumulation(count: int) -> None:
+    """A single closure while `Accelerator.accumulate` leaves out steps: the batches of those would be lost."""
+    state = sys.modules.get("accelerate.state")
+    steps = 1 if state is None else state.GradientState().num_steps
+    if steps > 1 and count == 1 and is_calling("accelerate"):
+        raise RuntimeError(ACCUMULATES.format(count=steps))

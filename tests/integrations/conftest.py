@@ -1,0 +1,34 @@
+"""Tests of `vsgd.integrations`: each file is left out where its framework is missing; nothing is downloaded."""
+
+import warnings
+from importlib.util import find_spec
+
+import pytest
+
+NEEDS = {
+    "test_transformers.py": ("transformers", "accelerate", "peft"),
+    "test_distributed.py": ("transformers", "accelerate", "lightning"),
+    "test_accelerate.py": ("accelerate",),
+    "test_lightning.py": ("lightning",),
+    "test_plain_loops.py": ("torch",),
+}
+
+collect_ignore = [name for name, packages in NEEDS.items() if not all(map(find_spec, packages))]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def warnings_of_frameworks():
+    """Frameworks warn of much that is not ours: of few workers, of no GPU, of what they will rename."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,251 @@
+"""Lightning with `VSGDMixin`: first evaluations are logged and counted, and batches accumulate as micro-batches."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric, MetricCollection
+
+from vsgd.integrations.lightning import VSGDMixin
+from vsgd.torch import VSGD, is_probing
+
+ROWS, BATCH = 160, 8
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 6, generator=generator)
+    return TensorDataset(x, (x[:, :3].sum(1) > 0).long())
+
+
+class Module(VSGDMixin, lightning.LightningModule):
+    def __init__(self, skipped=(), dropout=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 2))
+        self.mean = MeanMetric()
+        self.metrics = MetricCollection({"mean": MeanMetric()})
+        self.skipped = skipped
+        self.losses, self.samples, self.calls = [], 0, 0
+
+    def training_step(self, batch, batch_idx):
+        self.calls += 1
+        if batch_idx in self.skipped:
+            return None
+        x, y = batch
+        loss = F.cross_entropy(self.layers(x), y)
+        if not is_probing():
+            self.losses.append(loss.item())
+            self.samples += len(x)
+        self.mean(loss.detach())
+        self.metrics["mean"].update(loss.detach())
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=len(x))
+        self.log("mean", self.mean, on_step=False, on_epoch=True)
+        return loss
+
+    def configure_optimizers(self):
+        return VSGD(self.parameters())
+
+
+class Watch(lightning.Callback):
+    def __init__(self):
+        self.logged, self.outputs, self.before_steps = [], [], 0
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.outputs.append(outputs["loss"].item() if outputs else None)
+        if outputs:
+            self.logged.append(trainer.callback_metrics["loss_step"].item())
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.before_steps += 1
+
+
+def fit(module, path, checkpoint=None, **given):
+    torch.manual_seed(1)
+    watch = Watch()
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(
+        **{"max_epochs": 1, "enable_checkpointing": False, **quiet, **given},
+        callbacks=[watch],
+        default_root_dir=path,
+    )
+    trainer.fit(module, DataLoader(data(), BATCH), ckpt_path=checkpoint)
+    return trainer, watch
+
+
+def plain_loop(module, micro_batches=1, max_norm=None):
+    opt = VSGD(module.parameters())
+    torch.manual_seed(1)
+
+    def closure(x, y):
+        loss = F.cross_entropy(module.layers(x.to(module.layers[0].weight)), y)
+        loss.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), max_norm)
+        return loss
+
+    batches = list(DataLoader(data(), BATCH))
+    for start in range(0, len(batches), micro_batches):
+        opt.step([partial(closure, *batch) for batch in batches[start : start + micro_batches]])
+    return opt
+
+
+def assert_equal(module, other, tolerance=0.0):
+    for one, two in zip(module.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(one, two, rtol=tolerance, atol=tolerance)
+
+
+def test_everything_sees_the_first_evaluation_only(tmp_path):
+    module = Module(dropout=0.3)
+    trainer, watch = fit(module, tmp_path)
+    batches = ROWS // BATCH
+    assert module.calls > batches, "some evaluations were at probed parameters"
+    assert module.samples == ROWS
+    assert watch.logged == pytest.approx(module.losses)
+    assert watch.outputs == pytest.approx(module.losses)
+    assert watch.before_steps == trainer.global_step == batches
+    mean = sum(module.losses) / batches
+    assert trainer.callback_metrics["loss_epoch"].item() == pytest.approx(mean)
+    assert trainer.callback_metrics["mean"].item() == pytest.approx(mean)
+    assert module.metrics["mean"].compute().item() == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+@pytest.mark.parametrize("micro_batches", [1, 4, 3])
+def test_a_run_equals_a_plain_loop(tmp_path, micro_batches, max_norm, dropout):
+    """Of 20 batches the last two make a step of three. Lightning divides by three, which rounds."""
+    module = Module(dropout=dropout)
+    twin = copy.deepcopy(module).to(torch.float64 if micro_batches == 3 else torch.float32)
+    given = {"accumulate_grad_batches": micro_batches, "precision": "64-true" if micro_batches == 3 else "32-true"}
+    trainer, watch = fit(module, tmp_path, gradient_clip_val=max_norm, **given)
+    opt = plain_loop(twin, micro_batches, max_norm)
+    assert_equal(module, twin, 1e-6)
+    assert trainer.global_step == opt.param_groups[0]["steps"] == -(-ROWS // BATCH // micro_batches)
+    assert watch.logged == pytest.approx(module.losses)
+    assert module.samples == ROWS
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_batch_without_a_loss_is_left_out(tmp_path, micro_batches):
+    module = Module(skipped=(2, 7, 12, 13, 14, 15))
+    trainer, watch = fit(module, tmp_path, accumulate_grad_batches=micro_batches)
+    assert [k for k, loss in enumerate(watch.outputs) if loss is None] == [2, 7, 12, 13, 14, 15]
+    assert trainer.optimizers[0].param_groups[0]["steps"] == (14 if micro_batches == 1 else 4)
+    assert module.samples == ROWS - 6 * BATCH
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_precision(tmp_path, precision):
+    module = Module()
+    fit(module, tmp_path, precision=precision, max_epochs=5, accumulate_grad_batches=2)
+    assert sum(module.losses[-20:]) < 0.8 * sum(module.losses[:20])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_scaler_changes_nothing(tmp_path, micro_batches):
+    """float16 with a scaler, as `precision="16-mixed"` does on a GPU."""
+
+    class Scaled(MixedPrecision):
+        def autocast_context_manager(self):
+            return torch.autocast("cpu", enabled=False)  # so that only the scale differs
+
+    given = {"accumulate_grad_batches": micro_batches, "gradient_clip_val": 0.1}
+    module, scaled = Module(), Module()
+    fit(module, tmp_path, **given)
+    plugin = Scaled("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
+    fit(scaled, tmp_path, plugins=[plugin], **given)
+    assert_equal(module, scaled, 1e-6)
+
+
+def test_resumes_to_the_bit(tmp_path):
+    through, again, resumed = Module(), Module(), Module()
+    fit(through, tmp_path, max_epochs=2, accumulate_grad_batches=2)
+    trainer, _ = fit(again, tmp_path, accumulate_grad_batches=2)
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    fit(resumed, tmp_path, tmp_path / "half.ckpt", max_epochs=2, accumulate_grad_batches=2)
+    assert_equal(through, resumed)
+    assert resumed.losses == through.losses[20:]
+
+
+def test_validation_between_micro_batches_sees_the_averaged_weights(tmp_path):
+    seen = []
+
+    class Validated(Module):
+        def validation_step(self, batch, batch_idx):
+            seen.append(self.layers[0].weight.detach().clone())
+
+        def on_train_batch_start(self, batch, batch_idx):
+            self.between = self.layers[0].weight.detach().clone()
+
+    module = Validated()
+    trainer = lightning.Trainer(
+        max_epochs=1, accumulate_grad_batches=4, val_check_interval=2, limit_val_batches=1, num_sanity_val_steps=0,
+        logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        accelerator="cpu", default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(data(), BATCH), DataLoader(data(), BATCH))
+    assert torch.equal(seen[-1], module.layers[0].weight)
+    assert not torch.equal(seen[-2], module.between), "in the middle of a step, training is at the iterates"
+    assert torch.equal(seen[-2], seen[-3]), "no step between these two"
+
+
+def test_other_optimizers_are_left_alone(tmp_path):
+    class Other(Module):
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    module = Other()
+    trainer, _ = fit(module, tmp_path, accumulate_grad_batches=2)
+    assert trainer.global_step == 10
+    assert module.calls == 20
+
+
+def test_manual_optimization_with_a_closure(tmp_path):
+    class Manual(Module):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            def closure():
+                loss = Module.training_step(self, batch, batch_idx)
+                self.manual_backward(loss)
+                return loss
+
+            return self.optimizers().step(closure)
+
+    module, twin = Manual(), Module()
+    fit(module, tmp_path)
+    fit(twin, tmp_path)
+    assert_equal(module, twin)
+    assert module.losses == twin.losses
+
+
+@pytest.mark.parametrize(("accumulate", "error"), [(4, RuntimeError), (1, TypeError)])
+def test_without_the_mixin_the_error_names_it(tmp_path, accumulate, error):
+    class Plain(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 2)
+
+        def training_step(self, batch, batch_idx):
+            if accumulate == 1:
+                return None
+            loss = F.cross_entropy(self.layer(batch[0]), batch[1])
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def configure_optimizers(self):
+            return VSGD(self.parameters())
+
+    with pytest.raises(error, match=r"vsgd\.integrations\.lightning\.VSGDMixin"):
+        fit(Plain(), tmp_path, accumulate_grad_batches=accumulate)

@@ -1,0 +1,288 @@
+"""`VSGDTrainer` is a plain loop, with all that Trainer does around it."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import peft
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainingArguments,
+)
+
+from vsgd.integrations.transformers import VSGDTrainer, VSGDTrainerMixin
+from vsgd.torch import VSGD, is_probing
+
+WORDS, LENGTH, ROWS = 17, 8, 48
+
+
+class Sentences(Dataset):
+    """Each word is the one before it plus a step that is the same in a row; BERT is to tell whether that is even."""
+
+    def __init__(self, classify=False):
+        generator = torch.Generator().manual_seed(0)
+        start, stride = torch.randint(WORDS, (2, ROWS, 1), generator=generator)
+        self.words = (start + stride * torch.arange(LENGTH)) % WORDS
+        self.labels = (stride[:, 0] % 2) if classify else self.words
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, k):
+        return {"input_ids": self.words[k], "labels": self.labels[k]}
+
+
+def gpt2(dropout=0.0):
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": WORDS,
+        "n_positions": LENGTH,
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout))
+
+
+def bert():
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": WORDS,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    return BertForSequenceClassification(BertConfig(**sizes, hidden_dropout_prob=0.1, max_position_embeddings=LENGTH))
+
+
+def arguments(path, **given):
+    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "use_cpu": True}
+    return TrainingArguments(
+        output_dir=str(path), **{**quiet, "per_device_train_batch_size": 8, "max_steps": 14, "seed": 3, **given}
+    )
+
+
+class Recording(VSGDTrainer):
+    """Keeps what every first evaluation was given and gave, and counts its samples."""
+
+    def __init__(self, *args, **kwargs):
+        self.batches, self.losses, self.samples, self.calls = [], [], 0, 0
+        super().__init__(*args, **kwargs)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        kept = {**inputs, "num_items_in_batch": num_items_in_batch}
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self.calls += 1
+        if not is_probing():
+            self.batches.append(kept)
+            self.losses.append(loss.item())
+            self.samples += len(kept["labels"])
+        return loss
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal(one, other, tolerance=0.0):
+    for name, value in one.items():
+        assert torch.allclose(value, other[name], rtol=tolerance, atol=tolerance), name
+
+
+def plain_loop(model, batches, micro_batches=1, max_norm=1.0):
+    """The same training as a person would write it. Returns the optimizer, and the norms of the first gradients."""
+    opt = VSGD(model.parameters())
+    model.train()
+    norms = []
+
+    def closure(batch):
+        loss = model(**{**batch, "num_items_in_batch": batch["num_items_in_batch"] / micro_batches}).loss
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm) if max_norm else None
+        if not is_probing():
+            norms.append(norm)
+        return loss
+
+    for start in range(0, len(batches), micro_batches):
+        opt.step([partial(closure, batch) for batch in batches[start : start + micro_batches]])
+    return opt, norms
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_run_equals_a_plain_loop(tmp_path, micro_batches):
+    model = gpt2()
+    twin = copy.deepcopy(model)
+    args = arguments(tmp_path, gradient_accumulation_steps=micro_batches, per_device_train_batch_size=2)
+    trainer = Recording(model=model, args=args, train_dataset=Sentences())
+    trainer.train()
+    assert len(trainer.batches) == 14 * micro_batches
+    opt, norms = plain_loop(twin, trainer.batches, micro_batches)
+    assert_equal(weights(model), weights(twin), 1e-6)
+    assert opt.param_groups[0]["samples"] == trainer.vsgd.param_groups[0]["samples"] == micro_batches
+    if micro_batches == 1:
+        assert logged(trainer, "grad_norm") == pytest.approx([norm.item() for norm in norms], rel=1e-5)
+
+
+def test_what_is_logged_is_of_the_first_evaluations(tmp_path):
+    trainer = Recording(model=bert(), args=arguments(tmp_path), train_dataset=Sentences(classify=True))
+    trainer.train()
+    assert logged(trainer, "loss") == pytest.approx(trainer.losses, rel=1e-3)  # Trainer rounds what it logs
+    assert trainer.samples == 14 * 8
+    assert trainer.calls > 14, "some evaluations were at probed parameters"
+    assert set(logged(trainer, "learning_rate")) == {1.0}
+
+
+def test_the_norm_that_is_logged_is_of_the_mean_over_micro_batches(tmp_path):
+    model = gpt2()
+    twin = copy.deepcopy(model)
+    given = {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 2, "max_steps": 1, "max_grad_norm": 0.01}
+    trainer = Recording(model=model, args=arguments(tmp_path, **given), train_dataset=Sentences())
+    trainer.train()
+    rows = {name: torch.cat([batch[name] for batch in trainer.batches]) for name in ("input_ids", "labels")}
+    loss = twin(**rows, num_items_in_batch=trainer.batches[0]["num_items_in_batch"]).loss
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in twin.parameters()]).norm()
+    assert logged(trainer, "grad_norm") == pytest.approx([norm.item()], rel=1e-4)
+    assert logged(trainer, "loss") == pytest.approx([loss.item()], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bf16": True},
+        {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2},
+        {"gradient_checkpointing": True},
+        {"max_grad_norm": 0.0, "weight_decay": 1e-3},
+        {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+        {"lr_scheduler_type": "cosine", "warmup_steps": 2},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_options_of_trainer(tmp_path, given):
+    model = gpt2(dropout=0.1)
+    trainer = VSGDTrainer(model=model, args=arguments(tmp_path, max_steps=30, **given), train_dataset=Sentences())
+    trainer.train()
+    losses = logged(trainer, "loss")
+    assert sum(losses[-5:]) < sum(losses[:5])
+    assert trainer.vsgd.info().skipped == 0
+    rates = logged(trainer, "learning_rate")
+    assert (rates[-1] < 0.01) if "lr_scheduler_type" in given else (set(rates) == {1.0})
+
+
+def test_a_loss_of_ones_own(tmp_path):
+    class Own(VSGDTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            loss = nn.functional.cross_entropy(outputs.logits, labels)
+            return (loss, outputs) if return_outputs else loss
+
+    trainer = Own(model=bert(), args=arguments(tmp_path, max_steps=20), train_dataset=Sentences(classify=True))
+    trainer.train()
+    losses = logged(trainer, "loss")
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_resumes_to_the_bit(tmp_path):
+    def trained(path, **given):
+        args = arguments(path, max_steps=14, save_strategy="steps", save_steps=7, gradient_accumulation_steps=2)
+        trainer = VSGDTrainer(model=gpt2(dropout=0.1), args=args, train_dataset=Sentences())
+        trainer.train(**given)
+        return trainer
+
+    through = trained(tmp_path)
+    again = trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+    assert again.state.global_step == 14
+    assert_equal(weights(through.model), weights(again.model))
+    assert logged(through, "loss")[-7:] == logged(again, "loss")[-7:]
+    saved = GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-14")
+    assert_equal(weights(through.model), weights(saved))
+    with through.vsgd.iterates():
+        iterates = weights(through.model)
+    assert any(not torch.equal(value, iterates[name]) for name, value in weights(saved).items()), "averages are saved"
+
+
+def test_evaluates_and_loads_the_best(tmp_path):
+    given = {
+        "eval_strategy": "steps",
+        "eval_steps": 5,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "load_best_model_at_end": True,
+    }
+    trainer = VSGDTrainer(
+        model=gpt2(), args=arguments(tmp_path, **given), train_dataset=Sentences(), eval_dataset=Sentences()
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(logged(trainer, "eval_loss")))
+    trainer.train()  # once more, with the same optimizer
+    assert trainer.vsgd.param_groups[0]["steps"] == 28
+
+
+def test_lora_trains_its_own_parameters_only(tmp_path):
+    model = peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
+    before = weights(model)
+    trainer = VSGDTrainer(model=model, args=arguments(tmp_path, max_steps=20), train_dataset=Sentences())
+    trainer.train()
+    moved = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
+    assert moved
+    assert all("lora_" in name for name in moved)
+    assert len(trainer.vsgd.state) == sum(p.requires_grad for p in model.parameters())
+    losses = logged(trainer, "loss")
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_options_of_the_optimizer(tmp_path):
+    model = gpt2()
+    args = arguments(tmp_path, max_steps=2)
+    kwargs = (VSGD, {"compact": True})
+    trainer = VSGDTrainer(model=model, args=args, train_dataset=Sentences(), optimizer_cls_and_kwargs=kwargs)
+    trainer.train()
+    assert any(v.dtype == torch.bfloat16 for state in trainer.vsgd.state.values() for v in state.values())
+    opt = VSGD(model.parameters())
+    trainer = VSGDTrainer(model=model, args=args, train_dataset=Sentences(), optimizers=(opt, None))
+    trainer.train()
+    assert trainer.vsgd is opt
+    assert opt.param_groups[0]["steps"] == 2
+
+
+def test_a_trainer_of_ones_own(tmp_path):
+    class Own(Trainer):
+        pass
+
+    class OwnVSGD(VSGDTrainerMixin, Own):
+        pass
+
+    trainer = OwnVSGD(model=gpt2(), args=arguments(tmp_path, max_steps=3), train_dataset=Sentences())
+    trainer.train()
+    assert trainer.vsgd.param_groups[0]["steps"] == 3
+
+
+def test_what_is_refused(tmp_path):
+    model, data = gpt2(), Sentences()
+    plain = Trainer(model, arguments(tmp_path), train_dataset=data, optimizers=(VSGD(model.parameters()), None))
+    with pytest.raises(TypeError, match=r"vsgd\.integrations\.transformers\.VSGDTrainer"):
+        plain.train()
+    adam = torch.optim.Adam(model.parameters())
+    with pytest.raises(TypeError, match="VSGDTrainer trains with VSGD; its optimizer is Adam"):
+        VSGDTrainer(model, arguments(tmp_path), train_dataset=data, optimizers=(adam, None)).train()
+    args = arguments(tmp_path)
+    args.fp16 = True
+    with pytest.raises(ValueError, match="bf16=True"):
+        VSGDTrainer(model, args, train_dataset=data)

@@ -222,7 +222,7 @@ class VSGD(Optimizer):
 
     def _take_back(self, known: set[Tensor]) -> None:
         """Leave everything as it was before the step, when only these parameters had state."""
-        with signals_deferred():
+        with signals_deferred(), torch.no_grad():  # an interrupt may have hit the end of enable_grad()
             self._close()
             for parameter in set(self.state) - known:
                 del self.state[parameter]

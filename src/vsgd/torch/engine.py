@@ -252,8 +252,13 @@ def learn(
 
 def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None, config: Config) -> bool:
     """Are the averages of the curvature written? Only if it was measured, or where a bootstrap may end."""
-    if delta is not None or isinstance(config, Paper):
+    if delta is not None or isinstance(config, Paper) or not block.seen.is_cpu:  # to ask a device would be to wait
         return True
+    return is_starting(block, batch, config)
+
+
+def is_starting(block: Block, batch: BatchStatistics, config: Networks) -> bool:
+    """Does any segment with a gradient have averages that are just being started?"""
     return bool(((block.seen < config.bootstrap) & (batch.counts > 0)).any())
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,12 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from vsgd.algorithms import networks
 from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.torch import basis, engine
+from vsgd.torch import basis
 from vsgd.torch.closure import (
     Closure,
     Evaluation,
@@ -36,15 +32,25 @@ from vsgd.torch.closure import (
     signals_deferred,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
-from vsgd.torch.engine import BatchStatistics, Block, Config
+from vsgd.torch.engine import Config
 from vsgd.torch.samples import Recorder
-from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, counts_rows, of_dense, of_table
-from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_state, is_table, new_state
+from vsgd.torch.statistics import SampleTotals, counts_rows
+from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_parameters, check_state, is_table, new_state
+from vsgd.torch.work import (
+    Work,
+    averaging_after,
+    collect,
+    collect_again,
+    distance_to_go,
+    measure_scales,
+    probe,
+    probe_is_due,
+    take_step,
+    verdict,
+)
 
 PATIENCE = 10
 """Steps in a row that may be skipped because something was not finite."""
-
-LEAST_NORM = 1e-30
 
 LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
@@ -54,17 +60,6 @@ ALGORITHMS: dict[str, type] = {kind.__name__: kind for kind in (Networks, Paper)
 
 class NotFinite(Exception):
     """A loss or gradient was infinite or NaN."""
-
-
-class Work(NamedTuple):
-    """One block of a step: where it is stored, what the minibatch says of it, and the offset at which it was probed."""
-
-    group: dict[str, Any]
-    storage: Storage
-    rows: Tensor | None
-    block: Block
-    batch: BatchStatistics
-    delta: Tensor | None = None
 
 
 class VSGD(Optimizer):
@@ -256,27 +251,28 @@ class VSGD(Optimizer):
             self._check_closures(first, replays, scaler)
         totals = self._sample_totals(first, None, scaler, only=self._may_count_rows(first))
         self._admit(first, totals)
-        work = [w for group, storage in self._storages if (w := self._work(group, storage, first, totals)) is not None]
-        probing = self._probe_is_due(work)
+        work = collect(self._storages, first, totals)
+        probing = probe_is_due(work)
         if not probing:  # a probe that is due anyway needs no look at the numbers first
             probing = self._look_at(first, work, scaler)
         second = None
         if probing:
-            work = [self._probe(w) for w in work]
+            places = {p: k for k, p in enumerate(self._parameters())}
+            work = [probe(w, places) for w in work]
             second = [self._evaluate(replay.again, scaler) for replay in replays]
             if starting:
                 check_probe_was_seen(first[0], second[0])
         if probing or totals is not None:
             totals = self._sample_totals(first, second, scaler, only=None)
-            work = [w._replace(batch=self._batch(w, first, second, totals)) for w in work]
+            work = [collect_again(w, first, second, totals) for w in work]
             self._look_at([*first, *(second or [])], work, scaler)
         if scaler is not None:
             scaler.unscale_(self)
         if probing:
             for parameter, grad in raw.items():
                 parameter.grad = grad if grad is None or scaler is None else grad.div_(scale_of(scaler))
-        for w in work:  # a mistake in a group is told before anything moves
-            float(w.group["lr"]), float(w.group["weight_decay"])
+        for group in self.param_groups:  # a mistake is told before anything moves
+            float(group["lr"]), float(group["weight_decay"])
         return work
 
     def _check_closures(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
@@ -322,57 +318,12 @@ class VSGD(Optimizer):
         directions = {p: d * (signs[p] * factor) for p, d in self._recorder.weighted(here, weights, dense).items()}
         return SampleTotals(sums, here.count, scale, directions, float(effective_count(weights)))
 
-    def _work(
-        self, group: dict[str, Any], storage: Storage, first: list[Evaluation], totals: SampleTotals | None
-    ) -> Work | None:
-        """What the evaluations say of a storage; None if they have no gradient of it."""
-        grads = [e.grads for e in first]
-        if isinstance(storage, Dense):
-            batch = of_dense(storage, grads, None, totals)
-            return Work(group, storage, None, storage.block, batch) if bool(batch.counts.any()) else None
-        found = of_table(storage.parameter, grads, None, totals)
-        return None if found is None else Work(group, storage, found.rows, storage.rows(found.rows), found.batch)
-
-    def _batch(
-        self, w: Work, first: list[Evaluation], second: list[Evaluation] | None, totals: SampleTotals | None
-    ) -> BatchStatistics:
-        """The statistics once there are second gradients, or all sums. What lost its gradient does not count."""
-        grads = [e.grads for e in first]
-        probed = None if second is None else [e.grads for e in second]
-        if isinstance(w.storage, Dense):
-            return of_dense(w.storage, grads, probed, totals)
-        found = of_table(w.storage.parameter, grads, probed, totals)
-        if found is None:
-            return w.batch._replace(counts=w.batch.counts * 0)
-        if not torch.equal(found.rows, w.rows):  # type: ignore[arg-type]
-            raise RuntimeError(OTHER_ROWS)
-        return found.batch
-
-    # --- decisions and updates ------------------------------------------------------------------------------------
-
-    def _probe_is_due(self, work: list[Work]) -> bool:
-        """By the schedule, or because averages are just being started; rows of a table start whenever they come."""
-
-        def is_due(w: Work) -> bool:
-            config = w.group["algorithm"]
-            if isinstance(config, Paper) or networks.probe_due(w.group["steps"], config):
-                return True
-            starting = (w.block.seen < config.bootstrap) & (w.batch.counts > 0)
-            return isinstance(w.storage, Dense) and bool(starting.any())
-
-        return any(map(is_due, work))
-
     def _look_at(self, evaluations: list[Evaluation], work: list[Work], scaler: Any) -> bool:
         """Is a gradient unusually long? `NotFinite` if a number is not usable. Only here a device is waited for."""
-        verdicts = [
-            engine.verdict(w.block, w.batch, w.group["algorithm"], not isinstance(w.storage, Dense)) for w in work
-        ]
-        verdicts += [torch.stack([e.loss.isfinite(), e.loss != e.loss]) for e in evaluations]
-        usable, long = torch.stack([each.to(verdicts[0].device) for each in verdicts]).unbind(1)
-        answers = torch.stack([usable.all(), long.any()]).tolist()
-        if not answers[0]:
+        usable, long = verdict(work, [evaluation.loss for evaluation in evaluations])
+        if not usable:
             self._give_up(scaler)
-        return bool(answers[1])
+        return long
 
     def _give_up(self, scaler: Any) -> NoReturn:
         """Skip this step; the scaler, if there is one, finds out by itself."""
@@ -380,61 +331,25 @@ class VSGD(Optimizer):
             scaler.unscale_(self)
         raise NotFinite
 
-    def _probe(self, w: Work) -> Work:
-        """Move parameters to θ + δ. δ is what came out, in the precision of the parameter."""
-        config = w.group["algorithm"]
-        if isinstance(w.storage, Dense):
-            place = {p: k for k, p in enumerate(self._parameters())}
-            seeds = torch.tensor([seed_of(w.group["steps"], place[p]) for p in w.storage.parameters])
-            delta = engine.probe(w.block, w.batch, seeds, config)
-            held = w.storage.move_to(w.block.theta + w.storage.back(delta))
-            if w.block.decoupled:
-                return w._replace(delta=delta)
-        else:
-            assert w.rows is not None
-            held = w.storage.move_to(w.rows, w.block, w.block.theta + engine.probe(w.block, w.batch, None, config))
-        return w._replace(delta=held - w.block.theta)
-
-    def _measure_scales(self, least: float = 0.0) -> None:
-        """The length scale of each tensor: the largest RMS so far, of the tensor or of all parameters together."""
-        blocks = [(g["algorithm"], s.block) for g, s in self._storages if isinstance(s, Dense)]
-        norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
-        for (config, block), norm in zip(blocks, norms, strict=True):
-            if isinstance(config, Networks):
-                overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / sum(len(b.theta) for _, b in blocks)
-                rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
-                rms = torch.where(overall > 0, rms, least)
-                scale = engine.totals_of(block).scale
-                scale.copy_(networks.length_scale(scale, rms, config))
-
     def _update(self, work: list[Work]) -> None:
-        factors = [(float(w.group["lr"]), float(w.group["weight_decay"])) for w in work]
-        gains: dict[int, list[Tensor]] = {}
-        for w, (lr, weight_decay) in zip(work, factors, strict=True):
-            config, counts = w.group["algorithm"], w.batch.counts
-            steps, outliers = engine.learn(w.block, w.batch, w.delta, lr, config)
-            decay = engine.weight_decay(w.block, w.batch.grad, steps, weight_decay)
-            if isinstance(w.storage, Dense):
-                weight = engine.averaging_weights(w.block, counts, w.group["averaging"][0], config)
-                bend = engine.bend(w.block, w.storage.into) if w.delta is not None else None
-                gain = engine.move(w.block, w.batch.plain_grad, w.storage.back(steps), decay, weight)
-                gains.setdefault(id(w.group), []).append(torch.stack([gain.sum(), *([] if bend is None else [bend])]))
-                w.storage.turn(w.batch.plain_grad, counts)
-                self._outliers.update(zip(w.storage.parameters, outliers, strict=True))
-            else:
-                assert w.rows is not None
-                weight = engine.row_averaging_weights(w.block, counts, config)
-                engine.move(w.block, w.batch.grad, steps, decay, weight)
-                w.storage.store(w.rows, w.block)
-                self._outliers[w.storage.parameter] = outliers.sum()
-            w.group["samples"] = float(counts.max())
+        """Take the step."""
+        self._settle_averaging()
+        for w in work:
+            gains, outliers = take_step(w)
+            self._gains.setdefault(id(w.group), []).append(gains)
+            self._outliers.update(outliers)
         if any(w.delta is not None for w in work):
-            self._measure_scales()
+            measure_scales(self._storages)
         for group in self.param_groups:
-            if id(group) in gains and isinstance(group["algorithm"], Networks):
-                group["averaging"] = averaging_after(group["averaging"], gains[id(group)], group["algorithm"])
             group["steps"] += 1
             group["skipped_in_a_row"] = 0
+
+    def _settle_averaging(self) -> None:
+        """Let the windows of the averages follow the last step; only now, so as not to wait for a device then."""
+        for group in self.param_groups:
+            gains = self._gains.pop(id(group), None)
+            if gains and isinstance(group["algorithm"], Networks):
+                group["averaging"] = averaging_after(group["averaging"], gains, group["algorithm"])
 
     def _skip(self, loss: Tensor) -> None:
         """Leave a step out; too many in a row are an error."""
@@ -477,8 +392,10 @@ class VSGD(Optimizer):
         """Drop what is not worth saving."""
         self._storages: list[tuple[dict[str, Any], Storage]] = []
         self._outliers: dict[Tensor, Tensor] = {}
+        self._gains: dict[int, list[Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        self._settle_averaging()
         kept = ("_recorder", "_reduction", "_reweight", "_compact")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
@@ -521,7 +438,7 @@ class VSGD(Optimizer):
                 self.state[p] = as_table(self.state[p], p)
             self._storages = []
             self._arrange()
-            self._measure_scales(distance_to_go(evaluations[0]))
+            measure_scales(self._storages, distance_to_go(evaluations[0]))
             self._open()
 
     def _plan(self, fresh: list[Tensor]) -> dict[Tensor, tuple[int, int]]:
@@ -533,6 +450,7 @@ class VSGD(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state, of numbers, text and tensors only."""
+        self._settle_averaging()
         saved = super().state_dict()
         for group in saved["param_groups"]:
             group["algorithm"] = {"name": type(group["algorithm"]).__name__, **group["algorithm"]._asdict()}
@@ -561,58 +479,12 @@ class VSGD(Optimizer):
         self._forget()
 
 
-def averaging_after(before: list[float], gains: list[Tensor], config: Networks) -> list[float]:
-    """Window and advantage of the average of the iterates, and ½ (θ−θ̄)ᵀ|H|(θ−θ̄), which is known after a probe."""
-    window, better, bend = before
-    if all(len(each) > 1 for each in gains):
-        bend = sum(float(each[1]) for each in gains)
-    gain = sum(float(each[0]) for each in gains) - bend
-    state = networks.averaging(networks.Averaging(window, better), gain, config)
-    return [float(state.window), float(state.advantage), bend]
-
-
-def distance_to_go(evaluation: Evaluation) -> float:
-    """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero."""
-    grads = [grad.norm().double().cpu() for grad in evaluation.grads.values()]
-    count = sum(p.numel() for p in evaluation.grads)
-    slope = float(torch.stack(grads).norm()) * math.sqrt(count)
-    return abs(float(evaluation.loss)) / max(slope, LEAST_NORM)
-
-
 def own_gradient(grad: Tensor, scale: float) -> Tensor:
     """A gradient, unscaled, in memory that the next evaluation will not write to."""
     if scale != 1:
         return grad.detach() / scale
     is_part = not grad.is_sparse and grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
     return grad.detach().clone() if is_part else grad.detach()
-
-
-def check_parameters(parameters: list[Tensor]) -> None:
-    """Refuse what cannot be optimized, or not like this."""
-    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    for parameter in parameters:
-        if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
-            raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
-        if isinstance(parameter, sharded):
-            raise TypeError(
-                "a parameter is sharded (DTensor, as FSDP2 makes them); use DistributedDataParallel instead"
-            )
-    spans = sorted(span_of(p) for p in parameters if p.numel() and p.device.type != "meta")
-    for (device, _, end), (other, start, _) in itertools.pairwise(spans):
-        if device == other and start < end:
-            raise ValueError("two parameters share memory; tie weights by using one parameter twice")
-
-
-def span_of(parameter: Tensor) -> tuple[str, int, int]:
-    """Where the memory of a parameter begins and ends."""
-    last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-    start = parameter.data_ptr()
-    return str(parameter.device), start, start + (last + 1) * parameter.element_size()
-
-
-def seed_of(step: int, place: int) -> int:
-    """Of the random signs: different for every step and every parameter."""
-    return (step * 0x9E3779B97F4A7C15 + place * 0xBF58476D1CE4E5B9) % (1 << 63)
 
 
 def scale_of(scaler: Any) -> float:

@@ -7,6 +7,8 @@ the memory of the iterates meanwhile, since a large table must not be copied.
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -437,3 +439,24 @@ def check_shape(state: ParamState, parameter: Tensor) -> None:
             f"a parameter changed its shape from {tuple(shape)} to {tuple(parameter.shape)} after it began to learn; "
             "make a new VSGD for the new parameters"
         )
+
+
+def check_parameters(parameters: list[Tensor]) -> None:
+    """Refuse what cannot be optimized, or not like this."""
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    for parameter in parameters:
+        if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
+            raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
+        if isinstance(parameter, sharded):
+            raise TypeError("a parameter is sharded (a DTensor, as FSDP2 makes them); use DistributedDataParallel")
+    spans = sorted(span_of(p) for p in parameters if p.numel() and p.device.type != "meta")
+    for (device, _, end), (other, start, _) in itertools.pairwise(spans):
+        if device == other and start < end:
+            raise ValueError("two parameters share memory; tie weights by using one parameter twice")
+
+
+def span_of(parameter: Tensor) -> tuple[str, int, int]:
+    """Where the memory of a parameter begins and ends."""
+    last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    start = parameter.data_ptr()
+    return str(parameter.device), start, start + (last + 1) * parameter.element_size()

@@ -1,0 +1,164 @@
+"""What a step does to each storage: collect statistics, probe, learn in coordinates, move in the parameters' own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.algorithms import networks
+from vsgd.algorithms.networks import Networks
+from vsgd.algorithms.paper import Paper
+from vsgd.torch import engine
+from vsgd.torch.closure import Evaluation
+from vsgd.torch.engine import BatchStatistics, Block
+from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, of_dense, of_table
+from vsgd.torch.storage import Dense, Storage
+
+Group = dict[str, Any]
+"""A parameter group of the optimizer."""
+
+LEAST_NORM = 1e-30
+"""Stands for the norm of a gradient that is zero."""
+
+
+class Work(NamedTuple):
+    """One block of a step: where it is stored, what the minibatch says of it, and the offset at which it was probed."""
+
+    group: Group
+    storage: Storage
+    rows: Tensor | None
+    """Touched rows of a table; None for dense tensors."""
+    block: Block
+    batch: BatchStatistics
+    delta: Tensor | None = None
+
+
+def collect(
+    storages: Iterable[tuple[Group, Storage]], first: list[Evaluation], totals: SampleTotals | None
+) -> list[Work]:
+    """What the evaluations say of each storage that they have a gradient of."""
+    grads, work = [e.grads for e in first], []
+    for group, storage in storages:
+        if isinstance(storage, Dense):
+            batch = of_dense(storage, grads, None, totals)
+            if bool(batch.counts.any()):
+                work.append(Work(group, storage, None, storage.block, batch))
+        else:
+            found = of_table(storage.parameter, grads, None, totals)
+            if found is not None:
+                work.append(Work(group, storage, found.rows, storage.rows(found.rows), found.batch))
+    return work
+
+
+def collect_again(
+    w: Work, first: list[Evaluation], second: list[Evaluation] | None, totals: SampleTotals | None
+) -> Work:
+    """The same with second gradients, or with all sums over samples. What has lost its gradient does not count."""
+    grads = [e.grads for e in first]
+    probed = None if second is None else [e.grads for e in second]
+    if isinstance(w.storage, Dense):
+        return w._replace(batch=of_dense(w.storage, grads, probed, totals))
+    found = of_table(w.storage.parameter, grads, probed, totals)
+    if found is None:
+        return w._replace(batch=w.batch._replace(counts=w.batch.counts * 0))
+    if not torch.equal(found.rows, w.rows):  # type: ignore[arg-type]
+        raise RuntimeError(OTHER_ROWS)
+    return w._replace(batch=found.batch)
+
+
+def probe_is_due(work: list[Work]) -> bool:
+    """By the schedule, or because averages are just being started; rows of a table start whenever they come."""
+
+    def is_due(w: Work) -> bool:
+        config = w.group["algorithm"]
+        if isinstance(config, Paper) or networks.probe_due(w.group["steps"], config):
+            return True
+        return isinstance(w.storage, Dense) and engine.is_starting(w.block, w.batch, config)
+
+    return any(map(is_due, work))
+
+
+def verdict(work: list[Work], losses: list[Tensor]) -> tuple[bool, bool]:
+    """Is every number usable, and is a gradient unusually long? Waits for the device."""
+    answers = [engine.verdict(w.block, w.batch, w.group["algorithm"], not isinstance(w.storage, Dense)) for w in work]
+    answers += [torch.stack([loss.isfinite(), loss != loss]) for loss in losses]
+    usable, long = torch.stack([answer.to(answers[0].device) for answer in answers]).unbind(1)
+    both = torch.stack([usable.all(), long.any()]).tolist()
+    return bool(both[0]), bool(both[1])
+
+
+def probe(w: Work, places: dict[Tensor, int]) -> Work:
+    """Move parameters to θ + δ. `places` number the parameters, whose random signs depend on it.
+
+    Outside an eigenbasis δ is what came out in the precision of the parameter.
+    """
+    config = w.group["algorithm"]
+    if isinstance(w.storage, Dense):
+        seeds = torch.tensor([seed_of(w.group["steps"], places[p]) for p in w.storage.parameters])
+        delta = engine.probe(w.block, w.batch, seeds, config)
+        held = w.storage.move_to(w.block.theta + w.storage.back(delta))
+        if w.block.decoupled:
+            return w._replace(delta=delta)
+    else:
+        assert w.rows is not None
+        held = w.storage.move_to(w.rows, w.block, w.block.theta + engine.probe(w.block, w.batch, None, config))
+    return w._replace(delta=held - w.block.theta)
+
+
+def seed_of(step: int, place: int) -> int:
+    """Of the random signs: different for every step and every parameter."""
+    return (step * 0x9E3779B97F4A7C15 + place * 0xBF58476D1CE4E5B9) % (1 << 63)
+
+
+def take_step(w: Work) -> tuple[Tensor, dict[Tensor, Tensor]]:
+    """Learn from the minibatch and move. Returns what `averaging_after` needs, and how many outliers there were."""
+    config, counts = w.group["algorithm"], w.batch.counts
+    steps, outliers = engine.learn(w.block, w.batch, w.delta, float(w.group["lr"]), config)
+    decay = engine.weight_decay(w.block, w.batch.grad, steps, float(w.group["weight_decay"]))
+    if not isinstance(w.storage, Dense):
+        assert w.rows is not None
+        engine.move(w.block, w.batch.grad, steps, decay, engine.row_averaging_weights(w.block, counts, config))
+        w.storage.store(w.rows, w.block)
+        return torch.zeros(1), {w.storage.parameter: outliers.sum()}
+    weight = engine.averaging_weights(w.block, counts, w.group["averaging"][0], config)
+    bend = [engine.bend(w.block, w.storage.into)] if w.delta is not None else []
+    gain = engine.move(w.block, w.batch.plain_grad, w.storage.back(steps), decay, weight)
+    w.storage.turn(w.batch.plain_grad, counts)
+    w.group["samples"] = float(counts.max())
+    return torch.stack([gain.sum(), *bend]), dict(zip(w.storage.parameters, outliers, strict=True))
+
+
+def averaging_after(before: list[float], gains: list[Tensor], config: Networks) -> list[float]:
+    """Window and advantage of the average of the iterates, and ½ (θ−θ̄)ᵀ|H|(θ−θ̄), which is known after a probe."""
+    window, better, bend = before
+    bends = [float(each[1]) for each in gains if len(each) > 1]
+    bend = sum(bends) if bends else bend
+    gain = sum(float(each[0]) for each in gains) - bend
+    state = networks.averaging(networks.Averaging(window, better), gain, config)
+    return [float(state.window), float(state.advantage), bend]
+
+
+def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0) -> None:
+    """The length scale of each tensor: the largest RMS so far, of the tensor or of all parameters together.
+
+    `least` stands in where all parameters are zero.
+    """
+    blocks = [(group["algorithm"], storage.block) for group, storage in storages if isinstance(storage, Dense)]
+    norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
+    for (config, block), norm in zip(blocks, norms, strict=True):
+        if isinstance(config, Networks):
+            overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / sum(len(b.theta) for _, b in blocks)
+            rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
+            scale = engine.totals_of(block).scale
+            scale.copy_(networks.length_scale(scale, torch.where(overall > 0, rms, least), config))
+
+
+def distance_to_go(evaluation: Evaluation) -> float:
+    """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero."""
+    norms = [grad.norm().double().cpu() for grad in evaluation.grads.values()]
+    slope = float(torch.stack(norms).norm()) * math.sqrt(sum(p.numel() for p in evaluation.grads))
+    return abs(float(evaluation.loss)) / max(slope, LEAST_NORM)

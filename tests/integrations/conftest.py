@@ -4,6 +4,9 @@ import warnings
 from importlib.util import find_spec
 
 import pytest
+from threads import one_thread
+
+__all__ = ["one_thread"]
 
 NEEDS = {
     "test_transformers.py": ("transformers", "accelerate", "peft"),
@@ -14,16 +17,6 @@ NEEDS = {
 }
 
 collect_ignore = [name for name, packages in NEEDS.items() if not all(map(find_spec, packages))]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

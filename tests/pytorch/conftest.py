@@ -2,17 +2,9 @@
 
 from importlib.util import find_spec
 
-import pytest
+from threads import one_thread
+
+__all__ = ["one_thread"]
 
 if find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

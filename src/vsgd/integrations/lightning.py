@@ -47,8 +47,7 @@ class MicroBatches(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._stepped = False
-        if accumulates(trainer):
-            optimizer: Any = trainer.optimizers[0]
+        if (optimizer := accumulating(trainer)) is not None:
             self._iterates.enter_context(optimizer.iterates())
             self._random = [torch.get_rng_state(), torch.cuda.get_rng_state_all()]
 
@@ -56,7 +55,7 @@ class MicroBatches(Callback):
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._iterates.close()
-        if outputs and not self._stepped and accumulates(trainer):
+        if outputs and not self._stepped and accumulating(trainer) is not None:
             self._closures.append(self._keep(trainer, module, outputs["loss"], batch, batch_idx))
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
@@ -154,8 +153,10 @@ class VSGDMixin:
             scaler.update()
 
 
-def accumulates(trainer: Any) -> bool:
-    return trainer.accumulate_grad_batches > 1 and isinstance(trainer.optimizers[0], VSGD)
+def accumulating(trainer: Any) -> VSGD | None:
+    """The optimizer for which batches accumulate, if they do."""
+    optimizer = trainer.optimizers[0] if trainer.accumulate_grad_batches > 1 else None
+    return optimizer if isinstance(optimizer, VSGD) else None
 
 
 def multiply_gradients(module: Any, factor: float) -> None:

@@ -57,4 +57,5 @@ def lightning_trainer(path):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     {"transformers": transformers_trainer, "lightning": lightning_trainer}[sys.argv[1]](Path(sys.argv[2]))
+    dist.destroy_process_group()  # processes that leave it to the end of Python are sometimes aborted there
     print("replicas are equal")

@@ -241,7 +241,7 @@ class VSGD(Optimizer):
                 "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "
                 "given to VSGD"
             )
-        return Evaluation(loss=loss.detach().reshape(()), grads=grads, recording=recorded)
+        return Evaluation(loss=loss.detach().clone().reshape(()), grads=grads, recording=recorded)
 
     def _learn_from(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> list[Work]:
         """Take gradients at θ + δ too if that is due. All that an update needs; nothing of the state has changed."""

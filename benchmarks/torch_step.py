@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vsgd import NETWORKS
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, is_probing
 
 TURNS = 24
 EVERY_STEP = NETWORKS._replace(probe_interval=1)
@@ -49,8 +49,7 @@ def update_alone() -> None:
 
     def given(parameter: Tensor, gradients: list[Tensor]) -> Callable[[], Tensor]:
         def closure() -> Tensor:
-            parameter.grad = gradients[0]
-            gradients.reverse()
+            parameter.grad = gradients[is_probing()]
             return parameter.detach()[0]
 
         return closure

@@ -39,6 +39,10 @@ ALLOWANCE = 2e7
 """Operations that are always allowed: fewer take no time worth saving."""
 
 
+MEMORY_BOUND = 64
+"""Products with smaller blocks wait for memory: they take as long as with blocks of about this size."""
+
+
 class Basis(NamedTuple):
     """Q and the covariance that it follows, for the left and for the right side; None where a side stays as it is."""
 
@@ -96,7 +100,8 @@ def _left(values: Tensor, q: Tensor) -> Tensor:
 def _right(values: Tensor, q: Tensor) -> Tensor:
     if len(q) == 1:
         return torch.matmul(values, q[0])
-    return torch.matmul(values.unflatten(-1, (len(q), 1, -1)), q).flatten(-3, -1)
+    blocks = values.unflatten(-1, (len(q), -1)).transpose(-3, -2)  # one product per block, not one per row
+    return torch.matmul(blocks, q).transpose(-3, -2).flatten(-2)
 
 
 def observes(steps: int) -> bool:
@@ -152,7 +157,7 @@ def cost(shape: tuple[int, int], blocks: tuple[int, int]) -> float:
     rows, columns = shape
     products = 2 + 1 / OBSERVE_INTERVAL
     return sum(
-        2 * products * rows * columns * size + 5 * width * size**2 / REFRESH_INTERVAL
+        2 * products * rows * columns * max(size, MEMORY_BOUND) + 5 * width * size**2 / REFRESH_INTERVAL
         for width, size in zip(shape, blocks, strict=True)
         if size > 1
     )
@@ -189,6 +194,7 @@ def plan(parameters: Iterable[Tensor], gradient_flops: float, spent: float = 0.0
         p, k = max(costs, key=lambda side: costs[side])
         if costs[p, k] == 0:
             break
-        blocks[p][k] = next_smaller(shapes[p][k], blocks[p][k])
+        smaller = next_smaller(shapes[p][k], blocks[p][k])
+        blocks[p][k] = smaller if blocks[p][k] > MEMORY_BOUND else 1  # still smaller blocks would save nothing
         costs[p, k] = side_cost(p, k)
     return {p: (sizes[0], sizes[1]) for p, sizes in blocks.items()}

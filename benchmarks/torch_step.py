@@ -43,6 +43,18 @@ def report(title: str, seconds: dict[str, float], against: str) -> None:
         print(f"  {name:<52}{1e3 * value:>9.2f} ms{value / seconds[against]:>8.2f}x")
 
 
+def step_of(model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], object]:
+    """One step of training a classifier."""
+
+    def closure() -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return lambda: opt.step(closure)
+
+
 def update_alone() -> None:
     """The update of 5 million coordinates, gradients given."""
     size = 5_000_000
@@ -77,15 +89,7 @@ def small_steps() -> None:
 
     def network(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Callable[[], object]:
         model = nn.Sequential(nn.Linear(64, 50), nn.ReLU(), nn.Linear(50, 25), nn.ReLU(), nn.Linear(25, 10))
-        opt = make(model)
-
-        def closure() -> Tensor:
-            opt.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        return lambda: opt.step(closure)
+        return step_of(model, make(model), x, y)
 
     tasks = {
         "SGD with momentum": network(lambda m: torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9)),
@@ -140,15 +144,7 @@ def whole_step() -> None:
         sizes = (784, 1024, 1024, 10)
         layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
         model = nn.Sequential(*layers[:-1])
-        opt = make(model)
-
-        def closure() -> Tensor:
-            opt.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        return lambda: opt.step(closure)
+        return step_of(model, make(model), x, y)
 
     def four(step: Callable[[], object]) -> Callable[[], object]:
         return lambda: [step() for _ in range(4)]

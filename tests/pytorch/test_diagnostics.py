@@ -60,6 +60,7 @@ def test_a_line_for_every_tensor_that_learned():
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     opt = VSGD(model.named_parameters())
     assert opt.info().tensors == []
+    assert "still starting" in str(opt.info())
     assert math.isinf(opt.info().noise_scale)
     x = torch.randn(16, 4)
     for _ in range(20):
@@ -73,6 +74,7 @@ def test_a_line_for_every_tensor_that_learned():
     text = str(diagnosis)
     assert len(text.splitlines()) == 6
     assert "1.weight" in text
+    assert "per_sample, or micro-batches" in text
     assert len(plot(diagnosis).axes) == 3
 
 

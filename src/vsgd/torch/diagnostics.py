@@ -66,7 +66,12 @@ class Diagnosis(NamedTuple):
             for t in self.tensors
         ]
         head = f"{'tensor':<28}" + "".join(f"{title:>13}" for title in titles)
-        tail = f"noise scale {self.noise_scale:.3g} samples, {self.batch_worth_using:.3g} times the present batch"
+        if not self.tensors:
+            tail = "still starting: no tensor has learned yet"
+        elif self.samples_per_step > 1:
+            tail = f"noise scale {self.noise_scale:.3g} samples, {self.batch_worth_using:.3g} times the present batch"
+        else:  # the averages of a single sample cannot show how small the signal is
+            tail = "the batch size worth using is known with several samples a step: per_sample, or micro-batches"
         return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
 
 

@@ -119,6 +119,8 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
     def values(evaluation: Evaluation) -> list[Tensor]:
         return [grad.coalesce().values() if grad.is_sparse else grad for grad in evaluation.grads.values()]
 
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in first.grads):
+        return  # a small probe may vanish in rounding
     same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
     if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
         raise RuntimeError(FORWARD_OUTSIDE)

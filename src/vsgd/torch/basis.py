@@ -52,9 +52,6 @@ class Basis(NamedTuple):
     right_cov: Tensor | None
 
 
-IDENTITY = Basis(None, None, None, None)
-
-
 def matrix_shape(parameter: Tensor) -> tuple[int, int]:
     """Rows and columns of a tensor as a matrix."""
     return (len(parameter), parameter[0].numel()) if parameter.dim() > 1 else (parameter.numel(), 1)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.algorithms import networks
+from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.torch import engine
@@ -75,9 +75,10 @@ def probe_is_due(work: list[Work]) -> bool:
 
     def is_due(w: Work) -> bool:
         config = w.group["algorithm"]
-        if isinstance(config, Paper) or networks.probe_due(w.group["steps"], config):
-            return True
-        return isinstance(w.storage, Dense) and engine.is_starting(w.block, w.batch, config)
+        if isinstance(config, Paper):
+            return paper.probe_due(w.group["steps"], config)
+        starting = isinstance(w.storage, Dense) and engine.is_starting(w.block, w.batch, config)
+        return starting or networks.probe_due(w.group["steps"], config)
 
     return any(map(is_due, work))
 

@@ -32,8 +32,8 @@ PROTOCOL = (
     "Seconds are those of a processor, for one thread, judging and compiling left out. Runs side by side share "
     "caches, so they are good to some tens of percent.",
     "A schedule (warm-up, cosine decay) is told the number of updates beforehand. vSGD is not.",
-    "The training loss is that of the minibatches of the last tenth of the updates, each before it is learned from and "
-    "at the weights where its gradient is taken; for methods that average, these are not the weights that are judged.",
+    "The training loss is that of 2,000 rows that were learned from, at the end and at the weights that the held-out "
+    "loss is judged by, so that the difference of the two is what is over-fitted.",
     "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
     "A loss that is not finite ends a run as diverged: its loss is infinite.",
     "The constants of vSGD's default were settled in trials on some of the small networks with the first three seeds, "

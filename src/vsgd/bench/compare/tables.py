@@ -99,11 +99,11 @@ def three_losses(table: Table) -> Grid:
             times = [_time_to_target(table, workload, cell, axis) for axis in AXES]
             rows.append([workload.title, method.title, *losses, *times])
     words = (
-        "Held-out loss at the end, the lowest held-out loss at any evaluation point, and the mean training loss of the "
-        "last tenth of the updates; mean over seeds ± standard error, the best of each workload bold. An optimizer "
+        "Held-out loss at the end, the lowest held-out loss at any evaluation point, and the loss at the end on rows "
+        "that were learned from; mean over seeds ± standard error, the best of each workload bold. An optimizer "
         "that fits faster over-fits sooner: then the first is above the second. Behind them, what is spent until "
         f"the held-out loss is {TOLERANCE:g} times the final one of the best AdamW with cosine decay on the same seed, "
-        "linearly between evaluation points. Online, the best on the way is the held-out loss."
+        "linearly between evaluation points. Online, all three are the held-out loss."
     )
     head = ["workload", "optimizer", *MEASURES.values(), *(f"{words} to target" for words in AXES.values())]
     return Grid("Held-out, best on the way and training loss", words, head, rows)

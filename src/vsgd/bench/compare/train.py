@@ -29,8 +29,8 @@ STATISTICS = 20
 EVALUATION_ROWS = 500
 """Rows that go through the model at once when it is judged."""
 
-LAST_SHARE = 0.1
-"""The training loss of a run is the mean over the minibatches of this share of its updates, the last ones."""
+TRAINING_ROWS = 2000
+"""Rows learned from on which a run is judged at its end, to be set beside its held-out loss."""
 
 
 class Run(NamedTuple):
@@ -44,7 +44,8 @@ class Run(NamedTuple):
         final: the held-out loss at the end, or the mean of all if online; infinite if the run did not finish, as are
             the two that follow.
         best: the lowest held-out loss at any evaluation point; online, `final`.
-        final_training: mean loss of the last tenth of the minibatches, each where its gradient is taken.
+        final_training: loss at the end on rows that were learned from, at the weights that `final` is judged by;
+            online, `final`, since no row comes twice.
         outcome: "finished", "diverged" or "failed"; `message` says why.
     """
 
@@ -113,6 +114,10 @@ class Learner:
             parts = zip(x.split(EVALUATION_ROWS), y.split(EVALUATION_ROWS), strict=True)
             return sum(float(self.task.loss(model(a), b)) * len(a) for a, b in parts) / len(x)
 
+    def training_loss(self) -> float:
+        rows = torch.arange(min(TRAINING_ROWS, len(self.task.split.x)))
+        return self.judge(*minibatch(self.task, rows, torch.Generator().manual_seed(0)))
+
 
 @contextmanager
 def judged(method: Method, optimizer: Any, task: Task, batch: int) -> Iterator[nn.Module]:
@@ -177,7 +182,7 @@ def train(workload: Workload, method: Method, setting: float | None, seed: int) 
     return run._replace(
         final=final,
         best=final if workload.online else min(run.held_out),
-        final_training=_or_infinite(_mean(losses[-math.ceil(LAST_SHARE * len(losses)) :])),
+        final_training=final if workload.online else _or_infinite(learner.training_loss()),
     )
 
 

@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 SEED := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs test test-all fuzz bench lint clean
+.PHONY: run docs docs-site test test-all fuzz bench lint clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
@@ -13,6 +13,10 @@ docs: run  ## what README and docs show of it
 	cp report/figure-6.png docs/figures/comparison.png
 	cp report/figure-drift.png docs/figures/drift.png
 	cp report/numbers.md docs/results.md
+
+docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutorials: site/index.html
+	$(BIN)/sphinx-build -W --keep-going -q docs site
+	cp report/index.html site/report.html
 
 test: lint  ## everything but the slow tests
 	$(BIN)/pytest -q -m "not slow"
@@ -43,4 +47,4 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.run
 
 clean:
-	rm -rf $(VENV) report
+	rm -rf $(VENV) report site

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import vsgd
 
 PACKAGE = Path(vsgd.__file__).parent
@@ -49,3 +51,34 @@ def test_arrows_of_import_point_one_way():
             for module in imports_of(path):
                 other = module.split(".")[1]
                 assert LAYER.get(other, 2) <= LAYER.get(room, 2), f"{path} imports {module}"
+
+
+@pytest.mark.parametrize(
+    ("module", "missing", "extra"),
+    [
+        ("vsgd.torch", "torch", "torch"),
+        ("vsgd.sklearn", "sklearn", "sklearn"),
+        ("vsgd.river", "scipy", "sklearn"),
+        ("vsgd.integrations.transformers", "transformers", "integrations"),
+        ("vsgd.integrations.lightning", "lightning", "integrations"),
+    ],
+)
+def test_a_missing_dependency_is_answered_by_the_extra_that_has_it(module, missing, extra):
+    """The dependency is hidden from a fresh interpreter, as if it were not installed."""
+    code = f"""
+import sys
+
+class Hidden:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == {missing!r}:
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, Hidden())
+try:
+    import {module}
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    said = run(code)
+    assert said.startswith(f"{module} needs {missing}")
+    assert said.endswith(f"pip install 'vsgd[{extra}]'")

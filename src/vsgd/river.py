@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
-from scipy import sparse
+from vsgd.errors import needs_extra
 
-from vsgd.sklearn import VSGDClassifier
+with needs_extra("vsgd.river", "sklearn"):
+    import numpy as np
+    from scipy import sparse
+
+    from vsgd.sklearn import VSGDClassifier
 
 
 class LogisticRegression:

@@ -22,11 +22,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch import Tensor
-from torchmetrics import Metric, MetricCollection
+from vsgd.errors import needs_extra
+
+with needs_extra("vsgd.integrations.lightning", "integrations"):
+    import torch
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.core.optimizer import LightningOptimizer
+    from torch import Tensor
+    from torchmetrics import Metric, MetricCollection
 
 from vsgd.torch import VSGD, is_probing
 from vsgd.torch.closure import Closure

@@ -16,11 +16,14 @@ import copy
 from functools import partial
 from typing import Any
 
-import torch
-from accelerate.optimizer import AcceleratedOptimizer
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from transformers import SchedulerType, Trainer
+from vsgd.errors import needs_extra
+
+with needs_extra("vsgd.integrations.transformers", "integrations"):
+    import torch
+    from accelerate.optimizer import AcceleratedOptimizer
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from transformers import SchedulerType, Trainer
 
 from vsgd.torch import VSGD, is_probing
 

@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 SEED := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs docs-site test test-all fuzz bench lint clean
+.PHONY: run docs docs-site test test-all fuzz bench lint dist pythons clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
@@ -34,6 +34,14 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+dist: $(VENV)/.test  ## wheel and sdist, tried in a clean environment
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	PYTHON=$(PYTHON) scripts/try_wheel.sh
+
+pythons:  ## the tests on every supported Python that is installed
+	scripts/pythons.sh
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -89,8 +89,11 @@ def embedding(
         raise no_samples("embedding", input)
     index = input.detach().long()
     padding = None if padding_idx is None else padding_idx % len(weight)
-    builders = [(weight, lambda grad: tokens(index, precise(grad, weight), padding, sparse))]
-    return Capture(len(index), builders, may_be_shared=is_counting(index))
+
+    def of_weight(grad: Tensor) -> Term:
+        return tokens(index, precise(grad, weight), padding, sparse)
+
+    return Capture(len(index), [(weight, of_weight)], may_be_shared=is_counting(index))
 
 
 def embedding_bag(

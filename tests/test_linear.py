@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from vsgd import COLUMNS, NETWORKS, PAPER
+from vsgd import COLUMNS, PAPER
 from vsgd.algorithms import columns
 from vsgd.jit import compiled, register
 from vsgd.linear import (
@@ -28,7 +28,6 @@ from vsgd.linear import (
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import COLUMN_MAX, CURV, MEMORY, SEEN, THETA
-from vsgd.sklearn import VSGDClassifier, VSGDRegressor
 
 COLUMNS_OF_X = 4
 
@@ -132,18 +131,6 @@ def test_threads_share_the_classes(text_like):
     )
     np.testing.assert_array_equal(one.table, three.table)
     np.testing.assert_array_equal(one.curvature, three.curvature)
-
-
-def test_only_algorithms_for_linear_models_are_taken():
-    task = Task(CLASSIFICATION["log_loss"])
-    for wrong in (
-        lambda: Training(task, NETWORKS),
-        lambda: new_model(3, 1, task, NETWORKS, 0),
-        lambda: VSGDClassifier(options=NETWORKS).fit(np.eye(2), [0, 1]),
-        lambda: VSGDRegressor(options=NETWORKS).fit(np.eye(2), [0, 1]),
-    ):
-        with pytest.raises(TypeError, match=r"vsgd\.Columns or vsgd\.Paper; this is Networks\("):
-            wrong()
 
 
 @pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])

@@ -11,7 +11,7 @@ import threading
 import pytest
 from command import refuses, succeeds
 
-from vsgd.disk import write_whole
+from vsgd.disk import output, write_whole
 from vsgd.errors import UserError
 
 COMMAND = [sys.executable, "-m", "vsgd"]
@@ -149,6 +149,25 @@ class TestPlaces:
             assert result.stderr.count("\n") == 1
             assert out.read_text() == "before"
             assert list(tmp_path.iterdir()) == [out]
+
+    def test_what_a_killed_writer_left_is_removed_by_the_next(self, tmp_path):
+        code = "import os, sys; from pathlib import Path; from vsgd.disk import output\n"
+        code += "with output(Path(sys.argv[1])) as write: write(b'half'); os.kill(os.getpid(), 9)"
+        for name in ("a", "b"):
+            subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], timeout=60)
+        assert len(list(tmp_path.iterdir())) == 2
+        (tmp_path / ".vsgd-of-mine").write_text("")
+        write_whole(tmp_path / "a", b"whole")
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert len(left) == 3, "only what was left of `a` is removed"
+        assert {".vsgd-of-mine", "a"} <= set(left)
+
+    def test_what_another_writer_is_writing_is_left_alone(self, tmp_path):
+        with output(tmp_path / "out") as write:
+            write(b"first")
+            write_whole(tmp_path / "out", b"second")
+        assert (tmp_path / "out").read_bytes() == b"first"
+        assert len(list(tmp_path.iterdir())) == 1
 
     def test_an_error_while_writing_removes_the_temporary_file(self, given, tmp_path):
         (tmp_path / "bad.svm").write_text("1 1:1\n" * 30_000 + "nonsense nonsense\n")

@@ -114,6 +114,49 @@ def _final_mode(target: str) -> int:
     return 0o666 & ~mask
 
 
+def _prefix(target: str) -> str:
+    """How the names of temporary files for this target begin."""
+    return f".vsgd-{hashlib.sha256(os.path.basename(target).encode(errors='surrogateescape')).hexdigest()[:8]}-"
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed, at the latest by the end of the process; False if it is locked already."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks
+    return True
+
+
+def _locked_file(folder: str, prefix: str) -> IO[bytes]:
+    """A new file that is locked as long as it is open, so that others see that somebody writes it."""
+    while True:
+        file = tempfile.NamedTemporaryFile(dir=folder, prefix=prefix, delete=False)  # noqa: SIM115
+        if _lock(file.fileno()) and os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # somebody took it for a stale one before it was locked
+
+
+def _remove_stale(folder: str, prefix: str) -> None:
+    """Remove what writers of the same target left when they were killed: files of this user that nobody has locked."""
+    if fcntl is None:
+        return
+    for name in os.listdir(folder):
+        if name.startswith(prefix):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(os.path.join(folder, name), os.O_RDWR | os.O_NOFOLLOW)
+                try:
+                    if os.fstat(descriptor).st_uid == os.geteuid():
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if somebody writes it
+                        os.unlink(os.path.join(folder, name))
+                finally:
+                    os.close(descriptor)
+
+
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[tuple[IO[bytes], str]]:
     """A file beside what `path` finally names, readable by its owner alone, and that final name."""
@@ -126,7 +169,9 @@ def _temporary(path: Path) -> Iterator[tuple[IO[bytes], str]]:
         os.stat(os.path.dirname(target))
         with contextlib.suppress(FileNotFoundError):
             os.lstat(target)  # a name that is too long is told now
-        file = tempfile.NamedTemporaryFile(dir=os.path.dirname(target), prefix=".vsgd-", delete=False)  # noqa: SIM115
+        prefix = _prefix(target)
+        _remove_stale(os.path.dirname(target), prefix)
+        file = _locked_file(os.path.dirname(target), prefix)
     try:
         with _closing(file):
             yield file, target
@@ -239,12 +284,8 @@ def only_writer(folder: Path) -> Iterator[None]:
     with _told(folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is writing to {folder}. Wait for it, or choose another folder.") from None
-        except OSError:
-            pass  # a file system without locks
+        if not _lock(descriptor):
+            raise UserError(f"another process is writing to {folder}. Wait for it, or choose another folder.")
         yield
     finally:
         os.close(descriptor)

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from vsgd import core
+from vsgd.disk import write_whole
+from vsgd.errors import UserError
 
 NUMBA_SETTINGS = threading.Lock()
 """Held while numba's cache folder is set."""
@@ -74,8 +76,11 @@ def reached(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """A name for all that machine code depends on: texts, constants, and the order of fields in NamedTuples."""
-    parts = set()
+    """A name for all that machine code depends on: texts, constants, and the order of fields in NamedTuples.
+
+    How it is sealed is part of it, so that versions that seal otherwise do not take each other's files for damaged.
+    """
+    parts = {inspect.getsource(checksum)}
     for each in reached(function):
         parts.add(inspect.getsource(each))
         parts.add(f"{each.__module__}.{each.__name__}{each.__defaults__!r}")
@@ -150,16 +155,22 @@ def seal_of(file: Path) -> Path:
     return file.with_name(file.name + ".sha256")
 
 
+def checksum(file: Path) -> str:
+    """Of the content and of where it is: machine code of another kernel is as wrong as damaged code."""
+    place = "/".join(file.parts[-3:])
+    return hashlib.sha256(place.encode() + b"\0" + file.read_bytes()).hexdigest()
+
+
 def seal(folder: Path) -> None:
-    """Note the checksums of all files, so that damage is seen before damaged machine code runs."""
+    """Note the checksums of new files, so that damage is seen before damaged machine code runs."""
     for file in machine_code(folder):
-        seal_of(file).write_text(hashlib.sha256(file.read_bytes()).hexdigest())
+        if not is_whole(file):
+            write_whole(seal_of(file), checksum(file))  # other processes may be reading it
 
 
 def is_whole(file: Path) -> bool:
     """Is the file what was sealed?"""
-    content = hashlib.sha256(file.read_bytes()).hexdigest().encode()
-    return seal_of(file).exists() and seal_of(file).read_bytes() == content
+    return seal_of(file).exists() and seal_of(file).read_bytes() == checksum(file).encode()
 
 
 def clear(folder: Path) -> None:
@@ -283,8 +294,9 @@ class Kernel:
         """Seal the cache if there is machine code for other types of arguments than before."""
         if self.folder is not None and len(dispatcher.overloads) != self._signatures:
             self._signatures = len(dispatcher.overloads)
-            with contextlib.suppress(OSError):
-                seal(self.folder)
+            if dispatcher.stats.cache_misses:
+                with contextlib.suppress(OSError, UserError):
+                    seal(self.folder)
 
 
 @functools.cache

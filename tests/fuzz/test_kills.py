@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from fuzzing import cases, generator
 
+from vsgd.disk import read_checked
 from vsgd.files.storage import load
 
 COMMAND = [sys.executable, "-m", "vsgd"]
@@ -34,37 +36,80 @@ def ran(words):
     return time.monotonic() - started
 
 
+def kill_often(words, seconds, look, when_done):
+    """Start again and again what takes so many seconds, kill it at random moments, and let it end at last."""
+    kills, moments = 0, generator(words[0])
+    while kills < cases(5, 50):
+        if killed(words, moments.uniform(0.2, 1.0) * seconds):
+            kills += 1
+            look()
+        else:
+            when_done()
+    ran(words)
+    print(f"{words[0]}: {kills} kills")
+
+
 @pytest.mark.slow
 def test_fit_goes_on_after_a_kill(tmp_path):
     rng = np.random.default_rng(0)
     rows = [" ".join(f"{j}:{rng.random():.3f}" for j in sorted(rng.choice(99, 9, False))) for _ in range(30_000)]
     (tmp_path / "d.svm").write_text("".join(f"{i % 3} {row}\n" for i, row in enumerate(rows)))
     words = ["fit", tmp_path / "d.svm", "--passes", 12, "--resume", "--model"]
-    whole = ran([*words, tmp_path / "whole.npz"])
-    kills, moments, model = 0, generator("fit"), tmp_path / "m.npz"
-    while kills < cases(5, 50):
-        if killed([*words, model], moments.uniform(0.2, 1.0) * whole):
-            kills += 1
-            if model.exists():
-                load(model)
-        else:
-            assert model.read_bytes() == (tmp_path / "whole.npz").read_bytes()
-            model.unlink()
-    ran([*words, model])
-    assert model.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+    seconds = ran([*words, tmp_path / "whole.npz"])
+    model = tmp_path / "m.npz"
+
+    def check_and_remove():
+        assert model.read_bytes() == (tmp_path / "whole.npz").read_bytes()
+        model.unlink()
+
+    kill_often([*words, model], seconds, lambda: model.exists() and load(model), check_and_remove)
+    check_and_remove()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.svm", "whole.npz"]
 
 
 @pytest.mark.slow
 def test_figures_go_on_after_a_kill(tmp_path):
     words = ["figures", "6", "--runs", 30, "--out"]
-    whole = ran([*words, tmp_path / "whole"])
-    kills, moments, out = 0, generator("figures"), tmp_path / "killed"
-    while kills < cases(5, 50):
-        if killed([*words, out], moments.uniform(0.2, 1.0) * whole):
-            kills += 1
-        else:
-            for path in out.glob("results/**/*.npz"):
-                path.unlink()
-    ran([*words, out])
+    seconds = ran([*words, tmp_path / "whole"])
+    out = tmp_path / "killed"
+
+    def remove():
+        for path in out.glob("results/**/*.npz"):
+            path.unlink()
+
+    kill_often([*words, out], seconds, lambda: None, remove)
+    assert names_in(out) == names_in(tmp_path / "whole")
     for path in (tmp_path / "whole").glob("results/**/*.npz"):
         assert (out / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_comparison_goes_on_after_a_kill(tmp_path):
+    """All of a run is the same but its seconds, and so the checksum."""
+    chosen = ["--workloads", "digits-logistic", "--optimizers", "vsgd,adam-default,sgd"]
+    words = ["compare", "--quick", *chosen, "--jobs", 1, "--out"]
+    seconds = ran([*words, tmp_path / "whole"])
+    out = tmp_path / "killed"
+
+    def records(folder):
+        found = {path.relative_to(folder): read_checked(path) for path in folder.glob("quick/runs/**/*.json")}
+        return {path: json.dumps({**record, "seconds": None}) for path, record in found.items()}
+
+    expected = records(tmp_path / "whole")
+
+    def check():
+        assert records(out).items() <= expected.items()
+
+    def remove():
+        check()
+        for path in expected:
+            (out / path).unlink()
+
+    kill_often([*words, out], seconds, check, remove)
+    assert records(out) == expected
+    assert names_in(out) == names_in(tmp_path / "whole")
+
+
+def names_in(folder):
+    """Of all files: none is left over."""
+    return sorted(path.relative_to(folder) for path in folder.rglob("*"))

@@ -71,6 +71,61 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_loaded(algorithm, key,
     opt.step(closure)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, -1e30])
+@pytest.mark.parametrize("key", ["grad", "grad_sq", "curv", "curv_sq", "memory", "totals", "iterate", "left_cov"])
+def test_numbers_that_no_training_leaves_are_refused(key, value):
+    _, opt, closure = trained()
+    saved = copy.deepcopy(opt.state_dict())
+    saved["state"][0][key].view(-1)[1] = value
+    before = copy.deepcopy(opt.state_dict()["state"])
+    with pytest.raises(ValueError, match=rf"'(totals|left_basis|{key})'.* of parameter 0.*Nothing was loaded"):
+        opt.load_state_dict(saved)
+    torch.testing.assert_close(opt.state_dict()["state"], before, rtol=0, atol=0)
+    opt.step(closure)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda saved: saved["param_groups"][0].pop("lr"), "has no 'lr'"),
+        (lambda saved: saved["param_groups"][0].update(steps=2.5), "'steps' of group 0 is 2.5"),
+        (lambda saved: saved["param_groups"][0].update(params=[0, 0, 1, 2]), "'params'"),
+        (lambda saved: saved["param_groups"][0]["algorithm"].update(name="Columns"), "Networks or Paper"),
+        (lambda saved: saved["param_groups"][0]["algorithm"].pop("epsilon"), "'epsilon': None"),
+        (lambda saved: saved["param_groups"][0]["algorithm"].update(epsilon=1e300), "'epsilon': 1e.300"),
+        (lambda saved: saved["state"].update({9: {}}), "parameter 9, which is in no group"),
+        (lambda saved: saved.pop("state"), "not one of VSGD"),
+    ],
+)
+def test_a_checkpoint_that_lacks_something_is_refused(change, words):
+    """Loaded once, and a KeyError in the next step."""
+    _, opt, closure = trained()
+    saved = copy.deepcopy(opt.state_dict())
+    change(saved)
+    with pytest.raises(ValueError, match=rf"{words}.*Nothing was loaded"):
+        opt.load_state_dict(saved)
+    opt.step(closure)
+
+
+def test_counts_in_another_precision_are_taken():
+    _, opt, closure = trained()
+    saved = copy.deepcopy(opt.state_dict())
+    for state in saved["state"].values():
+        state.update({key: state[key].to(torch.bfloat16) for key in ("seen", "steps")})
+    opt.load_state_dict(saved)
+    opt.step(closure)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_so_small_that_the_square_of_a_probe_vanishes(dtype):
+    p = nn.Parameter(torch.full((6,), 1e-30, dtype=dtype))
+    opt = VSGD([p])
+    for _ in range(20):
+        opt.step(closure_of(opt, lambda: (p.float() - 1).square().sum()))
+    assert torch.isfinite(p).all()
+    assert all(torch.isfinite(value).all() for value in opt.state[p].values())
+
+
 @pytest.mark.parametrize("shape", [(1,), (8, 6), (80, 50)])
 def test_a_parameter_that_was_resized_is_refused(shape):
     model, opt, closure = trained()

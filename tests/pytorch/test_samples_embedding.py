@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from expansion import assert_sums_match, by_loop, shift, sums_of
 from torch import nn
 
+from vsgd.torch import VSGD
 from vsgd.torch.samples import Recorder, RowSums, SampleError
 
 INDEX = torch.tensor([[1, 1, 4], [4, 0, 0], [2, 1, 4], [0, 0, 0]])
@@ -120,14 +121,74 @@ def test_one_table_looked_up_twice():
 @pytest.mark.parametrize(
     ("model", "index", "words"),
     [
-        (nn.Embedding(6, 3), torch.arange(4), "expand"),
         (nn.Embedding(6, 3), torch.tensor(2), "axis for the samples"),
         (nn.Embedding(6, 3, scale_grad_by_freq=True), INDEX, "scale_grad_by_freq"),
         (nn.EmbeddingBag(6, 3, mode="max"), INDEX, "mode='max'"),
     ],
-    ids=["positions", "scalar", "frequency", "max"],
+    ids=["scalar", "frequency", "max"],
 )
 def test_lookups_that_mix_samples_are_refused(model, index, words):
     recorder = Recorder(model)
     with pytest.raises(SampleError, match=words), recorder.record():
         model(index).sum().backward()
+
+
+class Positions(nn.Module):
+    """As many positions as samples, added to what each sample has there; `shared` by all, or looked up for each."""
+
+    def __init__(self, shared=True, projected=False, returns_loss=False):
+        super().__init__()
+        self.place = nn.Embedding(4, 3, dtype=torch.float64)
+        self.inner = nn.Linear(3, 3, dtype=torch.float64) if projected else nn.Identity()
+        self.head = nn.Linear(3, 2, dtype=torch.float64)
+        self.shared, self.returns_loss = shared, returns_loss
+
+    def forward(self, x):
+        index = torch.arange(4)
+        out = self.head((x + self.inner(self.place(index if self.shared else index.expand(len(x), 4)))).relu())
+        return out.square().mean() if self.returns_loss else out
+
+
+@pytest.mark.parametrize("projected", [False, True])
+@pytest.mark.parametrize("returns_loss", [False, True])
+def test_positions_that_all_samples_share_are_refused(projected, returns_loss):
+    model, x = Positions(True, projected, returns_loss), torch.randn(4, 4, 3, dtype=torch.float64)
+    with pytest.raises(SampleError, match=r"'place.weight' was given the positions.*expand"), Recorder(model).record():
+        model(x).mean().backward()
+
+
+def test_positions_of_each_sample_are_taken():
+    model, x = Positions(shared=False), torch.randn(4, 4, 3, dtype=torch.float64)
+    assert_sums_match(Recorder(model), model, weigh, x, target(model, x))
+
+
+class Factors(nn.Module):
+    """A row of each table for a sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = (nn.Embedding(6, 3, dtype=torch.float64) for _ in range(2))
+        self.head = nn.Linear(3, 2, dtype=torch.float64)
+
+    def forward(self, pairs):
+        return self.head(self.left(pairs[:, 0]) * self.right(pairs[:, 1]))
+
+
+@pytest.mark.parametrize("second", [[0, 1, 2, 3, 4], [3, 0, 0, 5, 1]])
+def test_numbers_of_samples_that_happen_to_count_are_taken(second):
+    """Refused once, as if they were positions."""
+    model, pairs = Factors(), torch.tensor([range(5), second]).T
+    sums = assert_sums_match(Recorder(model), model, weigh, pairs, target(model, pairs))
+    assert sums[model.left.weight].count.flatten().tolist() == [1, 1, 1, 1, 1, 0]
+
+
+def test_a_table_alone_may_be_given_all_its_rows():
+    model, index = nn.Embedding(6, 3, dtype=torch.float64), torch.arange(6)
+    assert_sums_match(Recorder(model), model, weigh, index, target(model, index))
+
+
+def test_a_table_is_trained_with_all_its_rows():
+    model = Factors().float()
+    opt, pairs, y = VSGD(model.parameters(), per_sample=model), torch.tensor([range(6)] * 2).T, torch.arange(6) % 2
+    losses = [float(opt.minimize(lambda: F.cross_entropy(model(pairs), y))) for _ in range(40)]
+    assert losses[-1] < losses[0] / 2

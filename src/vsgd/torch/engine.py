@@ -85,7 +85,7 @@ LEAST_PROBE = 1e-5
 """No usual probe is smaller; differences of gradients will be divided by it, and squared."""
 
 UNLIMITED = 1e18
-"""Stands for no limit; its square is still a float32."""
+"""Stands for no limit, and one over it for the smallest probe; squares of both are still a float32."""
 
 LEAST_SIZE = 1e-30
 """Stands for the size of a probe before the first one."""
@@ -195,7 +195,7 @@ def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Co
     if isinstance(config, Paper):
         delta = paper.probe(state_of(block, spread(block.seen, block)), batch.grad, spread(batch.counts, block), config)
         return delta
-    sizes = networks.probe_size(totals_of(block).scale, config)
+    sizes = networks.probe_size(totals_of(block).scale, config).clamp(min=1 / UNLIMITED)
     if seeds is None:
         delta = networks.probe(spread(sizes, block), (batch.grad < 0).to(torch.int64))
     elif block.theta.is_cpu:

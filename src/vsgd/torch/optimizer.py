@@ -19,6 +19,7 @@ from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
 from vsgd.torch import basis
+from vsgd.torch.checkpoint import checked
 from vsgd.torch.closure import (
     Closure,
     Evaluation,
@@ -35,7 +36,7 @@ from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.engine import Config
 from vsgd.torch.samples import Recorder
 from vsgd.torch.statistics import SampleTotals, counts_rows
-from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_parameters, check_state, is_table, new_state
+from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_parameters, is_table, new_state
 from vsgd.torch.work import (
     Work,
     averaging_after,
@@ -54,8 +55,6 @@ PATIENCE = 10
 
 LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
-
-ALGORITHMS: dict[str, type] = {kind.__name__: kind for kind in (Networks, Paper)}
 
 
 class NotFinite(Exception):
@@ -458,25 +457,14 @@ class VSGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up where `state_dict` left off, to the bit. A state of another model is refused and nothing changes."""
-        groups = state_dict["param_groups"]
-        if not all(isinstance(group.get("algorithm"), dict) for group in groups):
-            raise ValueError("the state is not one of VSGD, or one of an earlier version; nothing was loaded")
-        constants = [dict(group["algorithm"]) for group in groups]
-        configs = [ALGORITHMS[each.pop("name")](**each) for each in constants]
-        saved = [index for group in groups for index in group["params"]]
-        own = self._parameters()
-        if len(saved) == len(own):
-            for parameter, index in zip(own, saved, strict=True):
-                check_state(state_dict["state"].get(index, {}), parameter, index)
-        super().load_state_dict(state_dict)
-        for group, config in zip(self.param_groups, configs, strict=True):
-            group["algorithm"] = config
-        self.state.clear()
-        for parameter, index in zip(own, saved, strict=True):
-            if index in state_dict["state"]:  # copied anew, since the base class rounds it
-                state = state_dict["state"][index]
-                self.state[parameter] = {name: value.detach().clone() for name, value in state.items()}
-        self._forget()
+        checkpoint = checked(state_dict, self.param_groups)
+        with signals_deferred():
+            super().load_state_dict(state_dict)
+            for group, algorithm in zip(self.param_groups, checkpoint.algorithms, strict=True):
+                group["algorithm"] = algorithm
+            self.state.clear()
+            self.state.update(checkpoint.states)
+            self._forget()
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

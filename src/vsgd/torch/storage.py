@@ -376,33 +376,6 @@ def signature(parameters: Sequence[Tensor]) -> list[Any]:
     return [(id(p), p.shape, p.dtype, p.device) for p in parameters]
 
 
-def check_state(state: ParamState, parameter: Tensor, name: Any) -> None:
-    """Refuse a saved state that does not fit its parameter, before anything is loaded."""
-    if not state:
-        return
-    found = {
-        key: tuple(value.shape) if isinstance(value, Tensor) and value.is_floating_point() else None
-        for key, value in state.items()
-    }
-    shape = tuple(parameter.shape)
-    wanted: dict[str, Any] = dict.fromkeys(STATISTICS, shape)
-    wanted |= {key: shape for key in ("iterate", "average") if key in found}
-    if shape and shape[0] > 1 and found.get("seen") == shape[:1]:
-        wanted["seen"] = shape[:1]
-    else:
-        wanted |= {"seen": (1,), "steps": (1,), "totals": (len(Totals._fields),)}
-        for side, width in zip(("left", "right"), matrix_shape(parameter), strict=True):
-            if f"{side}_basis" in found:
-                size = max((found[f"{side}_basis"] or (1,))[-1], 2)
-                wanted |= dict.fromkeys((f"{side}_basis", f"{side}_cov"), (width // size, size, size))
-    for key in sorted({*wanted, *found}):
-        if found.get(key) != wanted.get(key, "absent"):
-            raise ValueError(
-                f"the state is of another model: {key!r} of parameter {name} has shape {found.get(key)}, it must be "
-                f"{wanted.get(key, 'absent')}. Nothing was loaded."
-            )
-
-
 def arranged(
     present: list[tuple[dict[str, Any], Storage]],
     groups: list[dict[str, Any]],

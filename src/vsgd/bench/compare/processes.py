@@ -24,9 +24,9 @@ def serve(pipe: Connection) -> None:
     while True:
         try:
             job: Job = pipe.recv()
-        except EOFError:
+            pipe.send(attempt(job))
+        except (EOFError, ConnectionError):
             return
-        pipe.send(attempt(job))
 
 
 def attempt(job: Job) -> Run:

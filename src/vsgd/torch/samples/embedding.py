@@ -93,5 +93,5 @@ def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
 
 
 def is_counting(index: Tensor) -> bool:
-    """0, 1, 2, …: positions that all samples share rather than one number a sample."""
+    """0, 1, 2, …: one number a sample, or positions that all samples share."""
     return index.dim() == 1 and len(index) > 1 and torch.equal(index, torch.arange(len(index)).to(index))

@@ -33,6 +33,8 @@ class Capture(NamedTuple):
     samples: int
     builders: list[tuple[Tensor | None, Build]]
     """The parameters, some of which may be missing, and how their terms come about."""
+    may_be_shared: bool = False
+    """Does the input look like something that all samples share, such as positions?"""
 
 
 def linear(layout: Layout, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Capture:
@@ -85,14 +87,13 @@ def embedding(
     refuse_frequencies(scale_grad_by_freq)
     if input.dim() < 1:
         raise no_samples("embedding", input)
-    if is_counting(input):
-        raise SampleError(
-            "an embedding was given the positions 0, 1, 2, …, which all samples share, so their gradients arrive "
-            "already added up; give each sample its own: torch.arange(length).expand(batch, length)"
-        )
     index = input.detach().long()
     padding = None if padding_idx is None else padding_idx % len(weight)
-    return Capture(len(index), [(weight, lambda grad: tokens(index, precise(grad, weight), padding, sparse))])
+
+    def of_weight(grad: Tensor) -> Term:
+        return tokens(index, precise(grad, weight), padding, sparse)
+
+    return Capture(len(index), [(weight, of_weight)], may_be_shared=is_counting(index))
 
 
 def embedding_bag(

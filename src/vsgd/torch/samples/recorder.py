@@ -51,6 +51,7 @@ class Recorder:
                 raise SampleError(f"parameter {name!r} is complex; represent it by its real and imaginary part")
         self.model = model
         self._checked: set[Any] = set()
+        self._apart: set[Any] = set()
 
     @contextlib.contextmanager
     def record(self) -> Iterator[Recording]:
@@ -71,7 +72,7 @@ class Recorder:
     @contextlib.contextmanager
     def _watching(self, names: dict[Tensor, str], seen: Seen, received: dict[Tensor, Tensor | None]) -> Iterator[None]:
         """Install what is needed to see, and take it away again whatever happens."""
-        watch = Watch(names, seen)
+        watch = Watch(names, seen, self._apart)
         with contextlib.ExitStack() as stack:
             for name, module in self.model.named_modules():
                 for handle in follow(watch, module, name):
@@ -117,6 +118,7 @@ class Recorder:
         if signature not in self._checked:
             check_totals(recording.terms, recording.calls, recording.count, received, names, seen.coarsest)
             self._checked.add(signature)
+        self._apart.update(seen.lookups)
 
     @torch.no_grad()
     def sums(

@@ -48,7 +48,7 @@ class Call:
                 f"({first.shape[0]}), so the two cannot be told apart; use batch_first=True"
             )
 
-    def finish(self, output: Any) -> None:
+    def finish(self, output: Any, listening: Callable[[], bool]) -> None:
         """The call returned: keep what a replay needs, and wait for gradients."""
         if self.is_packed:
             raise SampleError(f"module {self.name!r} got a PackedSequence, whose samples interleave; pad instead")
@@ -58,7 +58,7 @@ class Call:
         self.outputs = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves]
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda grad, place=place: self.receive(place, grad))
+                leaf.register_hook(lambda grad, place=place: self.receive(place, grad) if listening() else None)
 
     def receive(self, place: int, grad: Tensor) -> None:
         if place in self.grads:

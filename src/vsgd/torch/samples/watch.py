@@ -60,21 +60,29 @@ class Seen:
     """The machine epsilon of the least precise gradient."""
     started: bool = False
     """Has a gradient arrived?"""
+    lookups: dict[Any, Tensor] = field(default_factory=dict)
+    """Rows that an embedding returned for 0, 1, 2, …, by name and shape: each of a sample, or shared by all?"""
+    last_input: Tensor | None = None
+    """Of the last function that was captured, samples first."""
+    listening: bool = True
+    """Are gradients those of the loss?"""
 
     def release(self) -> None:
         """Let go of everything captured; the graph of a loss that somebody keeps still leads here."""
         for use in self.uses:
             use.build, use.placed, use.scopes = None, None, ()
-        self.uses, self.calls = [], []
+        self.uses, self.calls, self.lookups, self.last_input = [], [], {}, None
 
 
 class Watch(TorchFunctionMode):
     """Notes the uses of the given parameters as long as it is active."""
 
-    def __init__(self, names: dict[Tensor, str], seen: Seen):
+    def __init__(self, names: dict[Tensor, str], seen: Seen, apart: set[Any]):
         super().__init__()
         self.names = names
         self.seen = seen
+        self.apart = apart
+        """Lookups that are known to be one row for each sample."""
         self.stack: list[Call] = []
         self.layout: Layout = samples_first
         self.tracked: dict[int, tuple[Tensor, Tensor, int]] = {id(p): (p, p, 0) for p in names}
@@ -142,8 +150,12 @@ class Watch(TorchFunctionMode):
                 uses.append(Use(param, lo, lo + len(tensor), build, tuple(self.stack)))
         self.agree(capture.samples, self.names[self.tracked[id(given[0])][1]])
         self.seen.uses += uses
-        self.seen.signature += [(self.names[use.param], tuple(result.shape)) for use in uses]
+        described = [(self.names[use.param], tuple(result.shape)) for use in uses]
+        self.seen.signature += described
         self.listen(result, uses)
+        self.seen.last_input = self.layout(data)
+        if capture.may_be_shared and described[0] not in self.apart:
+            self.seen.lookups[described[0]] = result
         return True
 
     def track_rows(self, views: Any, whole: Tensor) -> None:
@@ -165,6 +177,8 @@ class Watch(TorchFunctionMode):
 
     def listen(self, output: Tensor, uses: list[Use]) -> None:
         def arrived(grad: Tensor) -> None:
+            if not self.seen.listening:
+                return
             if any(use.placed is not None for use in uses):
                 raise SampleError("backward ran twice through one forward pass; add the losses and call backward once")
             self.seen.coarsest = max(self.seen.coarsest, torch.finfo(grad.dtype).eps)
@@ -194,16 +208,51 @@ class Watch(TorchFunctionMode):
     def leave(self, output: Any) -> None:
         """The innermost call has returned, without an output if it failed."""
         call = self.stack.pop()
-        if not call.params or output is None:
+        if output is None:
+            return
+        if not self.stack:
+            self.refuse_shared_rows(output)
+        if not call.params:
             return
         if all(id(t) in self.shared for t in tensors(output)):
             # nothing in it depends on samples, as in a parametrization; what it is for does
             for param in call.params:
                 self.leave_to_module(param, call.module)
         else:
-            call.finish(output)
+            call.finish(output, lambda: self.seen.listening)
             self.seen.calls.append(call)
             self.seen.signature.append((call.name, tuple(tuple(t.shape) for t in tensors(output))))
+
+    def refuse_shared_rows(self, output: Any) -> None:
+        """Rows that were looked up at 0, 1, 2, … must each have gone into one sample only.
+
+        If half of the samples depend on rows of the other half, the rows are those of positions. Samples are seen in
+        the output of the outermost call, or in the last input of a function if it returns a loss.
+        """
+        count = self.seen.count
+        found = [t for t in tensors(output) if t.requires_grad and t.dim() and len(t) == count]
+        if not found and self.seen.last_input is not None and self.seen.last_input.requires_grad:
+            found = [self.seen.last_input]
+        for (name, _), rows in self.seen.lookups.items():
+            if any(self.mixes(values, rows) for values in found):
+                raise SampleError(
+                    f"the embedding {name!r} was given the positions 0, 1, 2, …, which all samples share, so their "
+                    "gradients arrive already added up; give each sample its own: "
+                    "torch.arange(length).expand(batch, length)"
+                )
+
+    def mixes(self, values: Tensor, rows: Tensor) -> bool:
+        """Does the first half of the samples depend on rows of the second half?"""
+        half = len(values) // 2
+        weights = torch.zeros_like(values)
+        size = weights[:half].numel()
+        weights[:half] = torch.arange(1, size + 1, device=values.device).sin().view_as(weights[:half])
+        self.seen.listening = False
+        try:
+            (grad,) = torch.autograd.grad(values, rows, weights, retain_graph=True, allow_unused=True)
+        finally:
+            self.seen.listening = True
+        return grad is not None and bool(grad.isfinite().all()) and bool(grad[half:].any())
 
     def where(self) -> str:
         """The innermost module, for people."""

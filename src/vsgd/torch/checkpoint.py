@@ -1,0 +1,244 @@
+"""What a saved state must be before anything of it is loaded: every key, shape, type and range is checked first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.algorithms.networks import Networks
+from vsgd.algorithms.paper import Paper
+from vsgd.torch.basis import matrix_shape
+from vsgd.torch.engine import LEAST_PROBE, UNLIMITED, Config, Totals
+from vsgd.torch.storage import STATISTICS, ParamState, precision
+
+ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in (Networks, Paper)}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SIDES = ("left", "right")
+
+COUNTS = ("steps", "skipped", "skipped_in_a_row")
+SETTINGS = ("lr", "weight_decay")
+NUMBERS = ("samples", "gradient_flops")
+
+LEAST = {"grad_sq": 0.0, "curv_sq": 0.0, "seen": 0.0, "steps": 0.0, "totals": 0.0}
+"""Of the numbers of a state that cannot be less."""
+
+BASIS_TOLERANCE = 0.05
+"""How far QᵀQ may be from the identity; a basis that was saved in half precision is further off than others."""
+
+SUM_TOLERANCE = 0.1
+"""How far sums of statistics may be off, relatively; these may have been rounded to half precision since."""
+
+
+class Checkpoint(NamedTuple):
+    """What `load_state_dict` needs, in memory of its own."""
+
+    algorithms: list[Config]
+    """Of each group."""
+    states: dict[Tensor, ParamState]
+
+
+def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
+    """A state dictionary for parameters in these groups; ValueError if it is of others, of an earlier version, damaged.
+
+    Every tensor is copied as it is, since the base class would round it.
+    """
+    if not (is_dict(saved) and is_dict(saved.get("state")) and isinstance(saved.get("param_groups"), list)):
+        raise refused("the state is not one of VSGD: it must have a dictionary 'state' and a list 'param_groups'")
+    found = saved["param_groups"]
+    if not all(is_dict(group) and is_dict(group.get("algorithm")) for group in found):
+        raise refused("the state is not one of VSGD, or one of an earlier version")
+    sizes, own_sizes = [size_of(group.get("params")) for group in found], [len(group["params"]) for group in groups]
+    if sizes != own_sizes:
+        raise refused(f"the state is of another model: its parameter groups have sizes {sizes}, these have {own_sizes}")
+    for place, group in enumerate(found):
+        check_options(group, place)
+    names = [name for group in found for name in group["params"]]
+    if len({repr(name) for name in names}) != len(names) or not all(isinstance(name, int | str) for name in names):
+        raise refused("the state is damaged: 'params' of its groups must be different numbers")
+    if unknown := [name for name in saved["state"] if name not in names]:
+        raise refused(
+            f"the state is of another model: it has a state of parameter {unknown[0]!r}, which is in no group"
+        )
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    states = {p: saved["state"][name] for p, name in zip(parameters, names, strict=True) if name in saved["state"]}
+    for parameter, name in zip(parameters, names, strict=True):
+        if parameter in states:
+            check_state(states[parameter], parameter, name)
+    copies = {p: {key: copied(key, value) for key, value in state.items()} for p, state in states.items()}
+    return Checkpoint([algorithm_of(group["algorithm"], place) for place, group in enumerate(found)], copies)
+
+
+def refused(why: str) -> ValueError:
+    return ValueError(f"{why}. Nothing was loaded.")
+
+
+def copied(key: str, value: Tensor) -> Tensor:
+    """The same numbers; counts and sums are kept in float64 whatever the precision of the parameter is."""
+    return value.detach().to(torch.float64 if key in ("seen", "steps", "totals") else value.dtype, copy=True)
+
+
+def is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def size_of(params: Any) -> int | None:
+    return len(params) if isinstance(params, list | tuple) else None
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+def check_options(group: dict[str, Any], place: int) -> None:
+    """Every option of a group must be there and possible; others, as those of schedulers, may be there too."""
+    kinds = {**dict.fromkeys(COUNTS, is_count), **dict.fromkeys(SETTINGS, is_setting)}
+    kinds |= {**dict.fromkeys(NUMBERS, is_number), "maximize": is_truth, "averaging": is_averaging}
+    for name, is_possible in kinds.items():
+        if name not in group:
+            raise refused(f"the state is of an earlier version, or damaged: group {place} has no {name!r}")
+        if not is_possible(group[name]):
+            raise refused(f"the state is damaged: {name!r} of group {place} is {group[name]!r}")
+
+
+def is_truth(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and not is_truth(value) and value >= 0
+
+
+def is_number(value: Any) -> bool:
+    """Is this finite? A tensor of one number is a number, too, as a learning rate may be."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and value.dtype in DTYPES and not value.is_meta and bool(value.isfinite())
+    return isinstance(value, int | float) and not is_truth(value) and abs(value) < math.inf
+
+
+def is_setting(value: Any) -> bool:
+    """Is this a number that is not negative, and that float32 can square?"""
+    return is_number(value) and bool(0 <= value <= UNLIMITED)
+
+
+def is_averaging(value: Any) -> bool:
+    """Window, advantage and bend of the average of the iterates."""
+    return isinstance(value, list) and len(value) == 3 and all(map(is_number, value)) and value[0] >= 1
+
+
+def algorithm_of(saved: dict[str, Any], place: int) -> Config:
+    """The constants of a group, which must be all that its algorithm has."""
+    constants = dict(saved)
+    kind = ALGORITHMS.get(str(constants.pop("name", None)))
+    if kind is None:
+        known = " or ".join(kind.__name__ for kind in ALGORITHMS.values())
+        raise refused(f"the algorithm of group {place} is {saved.get('name')!r}, VSGD takes {known}")
+    for name, default in kind()._asdict().items():
+        value = constants.get(name)
+        if not (is_truth if is_truth(default) else is_setting)(value):
+            raise refused(f"the algorithm of group {place} has {name!r}: {value!r}")
+        constants[name] = type(default)(value)
+    try:
+        config: Config = kind(**constants)
+    except (TypeError, ValueError) as error:
+        raise refused(f"the algorithm of group {place} is not one of this version ({error})") from None
+    return config
+
+
+# --- states -------------------------------------------------------------------------------------------------------
+
+
+def check_state(state: Any, parameter: Tensor, name: Any) -> None:
+    """Refuse a state that does not fit its parameter, or that no training could have left."""
+    if not is_dict(state):
+        raise refused(f"the state is damaged: that of parameter {name} is {type(state).__name__}, not a dictionary")
+    if not state:
+        return
+    found = {key: shape_of(value) for key, value in state.items()}
+    wanted = wanted_shapes(found, parameter)
+    for key in sorted({*wanted, *found}, key=str):
+        if found.get(key) != wanted.get(key, "absent"):
+            raise refused(
+                f"the state is of another model: {key!r} of parameter {name} has shape {found.get(key)}, it must be "
+                f"{wanted.get(key, 'absent')}"
+            )
+    for key, value in state.items():
+        if value.numel() and not is_possible(key, value, parameter):
+            raise refused(
+                f"the state is damaged: {key!r} of parameter {name}, of shape {found[key]}, has numbers that are not "
+                "finite, too large or too small"
+            )
+    if not adds_up(state):
+        raise refused(f"the state is damaged: 'totals' of parameter {name} are not the sums of its statistics")
+    if not has_memory(state):
+        raise refused(f"the state is damaged: 'memory' of parameter {name} is below 1")
+    for side in SIDES:
+        if f"{side}_basis" in state and not is_basis(state[f"{side}_basis"], state[f"{side}_cov"]):
+            raise refused(
+                f"the state is damaged: '{side}_basis' of parameter {name} is not orthogonal, or '{side}_cov' is no "
+                "covariance"
+            )
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """None for what is no ordinary tensor of real numbers."""
+    if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided or value.dtype not in DTYPES:
+        return None
+    return tuple(value.shape)
+
+
+def wanted_shapes(found: dict[Any, Any], parameter: Tensor) -> dict[Any, Any]:
+    """Of a dense parameter or of a table, whichever it is, with the bases that it has."""
+    shape = tuple(parameter.shape)
+    wanted: dict[Any, Any] = dict.fromkeys(STATISTICS, shape)
+    wanted |= {key: shape for key in ("iterate", "average") if key in found}
+    if shape and shape[0] > 1 and found.get("seen") == shape[:1]:
+        return {**wanted, "seen": shape[:1]}
+    wanted |= {"seen": (1,), "steps": (1,), "totals": (len(Totals._fields),)}
+    for side, width in zip(SIDES, matrix_shape(parameter), strict=True):
+        if f"{side}_basis" in found:
+            size = max((found[f"{side}_basis"] or (1,))[-1], 2)
+            wanted |= dict.fromkeys((f"{side}_basis", f"{side}_cov"), (width // size, size, size))
+    return wanted
+
+
+def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
+    """Are these numbers that training can leave? It skips gradients whose square, or curvature, would overflow."""
+    largest = torch.finfo(torch.float64 if precision(parameter.dtype) == torch.float64 else torch.bfloat16).max
+    root = math.sqrt(largest)
+    gradients = dict.fromkeys(("grad", "iterate", "average"), root * LEAST_PROBE)
+    squares = dict.fromkeys(("grad_sq", "left_cov", "right_cov"), largest * LEAST_PROBE)
+    curvatures = {"curv": root / 10, "curv_sq": largest / 100}  # second moments may yet be inflated
+    most = {**gradients, **squares, **curvatures, **dict.fromkeys(("memory", "seen", "steps"), UNLIMITED)}
+    low, high = (float(each) for each in value.detach().aminmax())
+    whole = key != "steps" or low.is_integer()
+    return LEAST.get(key, -math.inf) <= low and max(-low, high) <= most.get(key, largest * parameter.numel()) and whole
+
+
+def adds_up(state: ParamState) -> bool:
+    """Are the totals of a dense parameter the sums of its statistics, and the other two lengths?"""
+    if "totals" not in state:
+        return True
+    grad, grad_sq, curv, curv_sq = (state[key].detach().double() for key in STATISTICS[:4])
+    sums = torch.stack([part.sum() for part in (grad_sq, grad.square(), curv.abs(), curv_sq)])
+    totals = state["totals"].detach().double().to(sums.device)
+    return bool(((sums - totals[:4]).abs() <= SUM_TOLERANCE * sums).all() and (totals[4:] <= UNLIMITED).all())
+
+
+def has_memory(state: ParamState) -> bool:
+    """τ ≥ 1, but in rows of a table that were never touched."""
+    memory, seen = state["memory"].detach(), state["seen"].detach().to(state["memory"].device)
+    untouched = (seen == 0).view(-1, *[1] * (memory.dim() - 1)) if seen.numel() > 1 else torch.tensor(False)
+    return bool(((memory >= 1) | untouched.to(memory.device)).all())
+
+
+def is_basis(q: Tensor, cov: Tensor) -> bool:
+    """Is QᵀQ = 1, and no covariance larger than the largest variance?"""
+    q, cov = q.detach().double(), cov.detach().double()
+    off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    variances = cov.diagonal(dim1=-2, dim2=-1)
+    largest = variances.amax(-1) * (1 + BASIS_TOLERANCE)
+    return bool(
+        off.abs().max() <= BASIS_TOLERANCE and variances.min() >= 0 and (cov.abs().amax((-2, -1)) <= largest).all()
+    )

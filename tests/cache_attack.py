@@ -1,0 +1,71 @@
+"""Damages machine code on disk and has it loaded, many times over, in a process of its own: a crash ends only that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+from fuzzing import generator, mutated, no_hang
+
+FACTORS = 2.0, 3.0
+
+
+def swap(first: Path, second: Path) -> None:
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+
+
+def damage(jit, cache, rng):
+    files = sorted(file for file in cache.rglob("*.nb*") if file.is_file())
+    file = rng.choice(files)
+    twin = rng.choice([other for other in files if other.suffixes == file.suffixes])
+    how = rng.randrange(8)
+    if how == 0:
+        file.write_bytes(b"")
+    elif how == 1:
+        file.write_bytes(rng.randbytes(rng.choice([1, 100, 10_000])))
+    elif how in (2, 3):
+        file.unlink()
+        if how == 3:
+            file.mkdir()
+    elif how in (4, 5):
+        swap(file, twin)
+        if how == 5:
+            swap(jit.seal_of(file), jit.seal_of(twin))
+    else:
+        file.write_bytes(mutated(file.read_bytes(), rng))
+
+
+def attack(jit, tiny, count):
+    """Prints the number of warnings."""
+    rng, cache, told = generator("cache"), Path(os.environ["XDG_CACHE_HOME"]) / "vsgd", 0
+
+    def results():
+        """Of new functions each time, so that machine code is read from the disk."""
+        with warnings.catch_warnings(record=True) as caught, no_hang():
+            warnings.simplefilter("always")
+            assert [jit.kept(tiny.scaled_by(factor))(10.0) for factor in FACTORS] == [20.0, 30.0]
+        messages = [str(warning.message) for warning in caught]
+        assert len(messages) <= len(FACTORS), messages  # one for each kernel
+        assert all("compiling anew" in message for message in messages), messages
+        return len(messages)
+
+    assert results() == 0
+    whole = shutil.copytree(cache, cache.with_name("whole"))
+    for _ in range(count):
+        shutil.rmtree(cache)
+        shutil.copytree(whole, cache)
+        for _ in range(rng.choice([1, 1, 3])):
+            with contextlib.suppress(OSError):  # the seal of a file that is no more
+                damage(jit, cache, rng)
+        if rng.random() < 0.7:  # else files look as if they were being written
+            for file in cache.rglob("*.nb*"):
+                os.utime(file, (0, time.time() - 2 * jit.WRITING_SECONDS))
+        told += results()
+        results()
+    print(told)

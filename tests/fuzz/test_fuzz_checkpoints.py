@@ -1,0 +1,201 @@
+"""Checkpoints of `VSGD`, damaged or crafted: whole and good to train on, or refused with nothing changed."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from closures import closure_of
+from fuzzing import cases, generator, mutated, no_hang
+from torch import nn
+
+from vsgd import NETWORKS, PAPER
+from vsgd.torch import VSGD
+
+X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+WORDS = torch.randint(0, 9, (12,), generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(1)
+
+
+class Tagger(nn.Module):
+    """A table whose rows count apart, and a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 5, sparse=True)
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.layer(x + self.table(WORDS))
+
+
+class Trainee:
+    """A model after a few steps."""
+
+    def __init__(self, kind):
+        torch.manual_seed(0)
+        dense = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.model = Tagger() if kind == "table" else dense.to(torch.bfloat16 if kind == "bfloat16" else torch.float32)
+        self.opt = VSGD(self.model.parameters(), algorithm=PAPER if kind == "paper" else NETWORKS)
+        self.train(14)
+
+    def train(self, steps):
+        dtype = next(self.model.parameters()).dtype
+        for _ in range(steps):
+            self.opt.step(closure_of(self.opt, lambda: F.cross_entropy(self.model(X.to(dtype)).float(), Y)))
+
+    def numbers(self):
+        states = [value for state in self.opt.state.values() for value in state.values()]
+        return [value.detach().double() for value in (*self.model.parameters(), *states)]
+
+    def bits(self):
+        """Everything there is, for comparison."""
+        keys = [(key, value.dtype) for state in self.opt.state.values() for key, value in state.items()]
+        return repr(self.opt.param_groups), keys, [value.numpy().tobytes() for value in self.numbers()]
+
+
+KINDS = ["networks", "paper", "bfloat16", "table"]
+SCALARS = [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-30, 1e18, 1e30, 3e38, -3e38, 1e300]
+ODDITIES = [None, "text", -1, 0, 3, True, math.nan, math.inf, [], {}, [1.0, math.nan, 0.0], torch.zeros(2), b""]
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.complex64, torch.bool, torch.float8_e4m3fn]
+
+
+def oddly_shaped(value, rng):
+    return rng.choice(
+        [
+            lambda: value.reshape(-1)[: rng.randrange(value.numel())],
+            lambda: value[None],
+            lambda: value.reshape(-1).repeat(2),
+            lambda: torch.zeros(tuple(rng.choices(range(9), k=rng.randrange(4)))),
+            lambda: value.to_sparse(),
+            lambda: value.to("meta"),
+        ]
+    )()
+
+
+def with_numbers(value, rng):
+    """One number, or all, replaced."""
+    value = value.clone().double()
+    value.view(-1)[slice(None) if rng.random() < 0.3 else rng.randrange(value.numel())] = rng.choice(SCALARS)
+    return value
+
+
+def strided(value, rng):
+    """The same numbers, in memory laid out otherwise; a valid state."""
+    return value.repeat_interleave(2, -1)[..., ::2]
+
+
+def damage_state(saved, rng):
+    """Of one parameter."""
+    state = saved["state"][rng.choice(sorted(saved["state"]))]
+    key = rng.choice(sorted(state))
+    how = rng.randrange(8)
+    if how == 0:
+        del state[key]
+    elif how == 1:
+        state[rng.choice(["average", "iterate", "left_basis", "right_cov", "moment", 7])] = state[key]
+    elif how == 2:
+        state[key] = state[rng.choice(sorted(state))]
+    elif how == 3:
+        state[key] = rng.choice(ODDITIES)
+    elif how == 4:
+        state[key] = state[key].to(rng.choice(DTYPES))
+    else:
+        state[key] = rng.choice([oddly_shaped, with_numbers, with_numbers, strided])(state[key], rng)
+
+
+def damage_groups(saved, rng):
+    group = rng.choice(saved["param_groups"])
+    options = rng.choice([group, group["algorithm"]])
+    key = rng.choice(sorted(options))
+    how = rng.randrange(6)
+    if how == 0:
+        del options[key]
+    elif how == 1:
+        saved["param_groups"].append(copy.deepcopy(group))
+    elif how == 2:
+        group["params"] = rng.choice([[], [0], [0, 0], group["params"][::-1], [*group["params"], 99], "abcd"])
+    else:
+        options[key] = rng.choice(ODDITIES)
+
+
+def damage_parts(saved, rng):
+    """Whole parts are missing, exchanged or others."""
+    states = saved["state"]
+    first, second = rng.choices(sorted(states), k=2)
+    how = rng.randrange(6)
+    if how == 0:
+        del saved[rng.choice(sorted(saved))]
+    elif how == 1:
+        saved[rng.choice(sorted(saved))] = rng.choice(ODDITIES)
+    elif how == 2:
+        del states[first]
+    elif how == 3:
+        states[first], states[second] = states[second], states[first]
+    elif how == 4:
+        states[rng.choice([99, "0", None, (1,)])] = states[first]
+    else:
+        states[first] = rng.choice(ODDITIES)
+
+
+def attempt(trainee, pristine, saved):
+    """Load what may be damaged. Whether it was taken; the trainee is as before afterwards."""
+    before, refusal = trainee.bits(), None
+    weights = copy.deepcopy(trainee.model.state_dict())
+    with no_hang():
+        try:
+            trainee.opt.load_state_dict(saved)
+        except ValueError as error:
+            refusal = str(error)
+    if refusal is not None:
+        assert refusal.endswith("Nothing was loaded.")
+        assert trainee.bits() == before, refusal
+        return False
+    # weights or probes that are much too large show as losses that are not finite, which end in an error
+    with no_hang(), contextlib.suppress(FloatingPointError):
+        trainee.train(12)
+    assert all(torch.isfinite(value).all() for value in trainee.numbers())
+    trainee.model.load_state_dict(weights)
+    trainee.opt.load_state_dict(pristine)
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_crafted_checkpoints(kind):
+    rng, count, taken = generator(f"checkpoint {kind}"), cases(80, 1500), 0
+    trainee = Trainee(kind)
+    pristine = copy.deepcopy(trainee.opt.state_dict())
+    for _ in range(count):
+        saved = copy.deepcopy(pristine)
+        for _ in range(rng.choice([1, 1, 2])):
+            damage = rng.choice([damage_state, damage_state, damage_groups, damage_parts])
+            with contextlib.suppress(Exception):  # the first damage left nothing that the second could change
+                damage(saved, rng)
+        taken += attempt(trainee, pristine, saved)
+    print(f"checkpoints, {kind}: {count} crafted, {count - taken} refused")
+    assert 0 < taken < count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_checkpoints(kind):
+    """Bytes that `torch.save` wrote. What `torch.load` itself refuses counts as refused."""
+    rng, count, unread, taken = generator(f"bytes {kind}"), cases(60, 1500), 0, 0
+    trainee = Trainee(kind)
+    pristine = copy.deepcopy(trainee.opt.state_dict())
+    file = io.BytesIO()
+    torch.save(pristine, file)
+    for _ in range(count):
+        try:
+            with no_hang():
+                saved = torch.load(io.BytesIO(mutated(file.getvalue(), rng)), weights_only=True)
+        except Exception:  # of any kind that torch may raise
+            unread += 1
+            continue
+        taken += attempt(trainee, pristine, saved)
+    print(f"checkpoints, {kind}: {count} damaged, {unread} refused by torch, {count - unread - taken} by us")
+    assert unread + taken > 0

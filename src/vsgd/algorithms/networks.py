@@ -12,7 +12,7 @@
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
-`vsgd.torch.basis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
+`vsgd.eigenbasis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
 `docs/algorithm.md` explains each point.
 """
 

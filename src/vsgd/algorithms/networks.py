@@ -157,7 +157,7 @@ def probe(size: Array, positive: Array) -> Array:
     return (positive == 1) * size - (positive == 0) * size
 
 
-def probe_due(step: int, config: Networks = NETWORKS) -> bool:
+def probe_due(step: Array, config: Networks = NETWORKS) -> Array:
     """Is a second gradient due at this step, whatever the first one looks like?"""
     return step % config.probe_interval == 0
 

@@ -71,12 +71,20 @@ class Local(NamedTuple):
     plain_grad: Array
     """The mean gradient in the parameter's own coordinates; the rest is in those of its basis."""
     grad: Array
-    grad_sq: Array
-    state: CoreState
-    stored: Moments
-    """`state.mean` in the precision in which it is kept."""
+    grad_sq: Any
+    """Mean square over the samples; None if the minibatch is one."""
+    mean: Moments
+    """In the precision in which it is kept."""
+    memory: Array
+    seen: Array
     totals: Totals
     basis: Basis
+
+    @property
+    def state(self) -> CoreState:
+        """The statistics in the precision of the computation."""
+        mean = Moments(*(part.astype(self.tensor.precision) for part in self.mean))
+        return CoreState(mean, self.memory, self.seen)
 
 
 class Learned(NamedTuple):
@@ -84,8 +92,8 @@ class Learned(NamedTuple):
 
     mean: Moments
     memory: Array
-    totals: Totals
     step: Array
+    totals: Totals
 
 
 def curvature_dtype(tensor: Tensor, config: Config) -> Any:
@@ -108,10 +116,9 @@ def take_step(
     samples = grad_fn.count if isinstance(grad_fn, SampleGradients) else 1
     count = jnp.asarray(samples, state.seen.dtype)
     work = collect(tensors, grads, state, params, grad_fn)
-    usable = all_of(is_usable(w.grad_sq, w.tensor) & is_usable(squared_norm(w.grad), w.tensor) for w in work)
+    usable = all_of(is_usable(part, w.tensor) for w in work for part in (squared_norm(w.grad), w.grad_sq))
     if value is not None:
         usable &= jnp.isfinite(value)
-    work = [without_gradient(w, ~usable) for w in work]
     scales = lax.cond(
         state.probed & usable, lambda: length_scales(work, state, value, config), lambda: [w.totals.scale for w in work]
     )
@@ -171,15 +178,12 @@ def collect(tensors: list[Tensor], grads: Params, state: State, params: Params, 
     work = []
     for tensor, average, p, grad, *rest in zip(tensors, averages, *map(jax.tree.leaves, columns), strict=True):
         dtype = tensor.precision
-        stored, (memory, totals), basis = Moments(*rest[:4]), rest[4:6], Basis(*rest[6:])
+        mean, (memory, totals), basis = Moments(*rest[:4]), rest[4:6], Basis(*rest[6:])
         theta, plain = jnp.asarray(p, dtype), jnp.asarray(grad, dtype)
         if average is not None:
             average = ema(average, theta, state.weight.astype(dtype))
-        mean = Moments(*(part.astype(dtype) for part in stored))
-        core = CoreState(mean, memory, state.seen.astype(dtype))
-        rotated = into(tensor, plain, basis)
-        totals = Totals(*totals)
-        work.append(Local(tensor, theta, average, plain, rotated, rotated * rotated, core, stored, totals, basis))
+        rotated, seen = into(tensor, plain, basis), state.seen.astype(dtype)
+        work.append(Local(tensor, theta, average, plain, rotated, None, mean, memory, seen, Totals(*totals), basis))
     if isinstance(grad_fn, SampleGradients):
         squares = grad_fn.mean(lambda gradient_at: [g * g for g in in_coordinates(work, gradient_at(params))])
         work = [w._replace(grad_sq=square) for w, square in zip(work, squares, strict=True)]
@@ -192,14 +196,10 @@ def in_coordinates(work: list[Local], grads: Params) -> list[Array]:
     return [into(w.tensor, jnp.asarray(g, w.tensor.precision), w.basis) for w, g in zip(work, leaves, strict=True)]
 
 
-def without_gradient(w: Local, where: Array) -> Local:
-    """The same with a gradient of zero, if it is not usable: a step with a count of 0 then changes nothing."""
-    plain, grad, grad_sq = (jnp.where(where, 0, part) for part in (w.plain_grad, w.grad, w.grad_sq))
-    return w._replace(plain_grad=plain, grad=grad, grad_sq=grad_sq)
-
-
-def is_usable(values: Array, tensor: Tensor) -> Array:
+def is_usable(values: Array | None, tensor: Tensor) -> Array:
     """Are all numbers finite, and small enough for what will be done with them?"""
+    if values is None:
+        return jnp.asarray(True)
     largest = jnp.max(abs(values), initial=0)
     return largest < gradient_limit(float(np.finfo(tensor.precision).max))
 
@@ -296,22 +296,27 @@ def differences(work: list[Local], first: Params, second: Params) -> tuple[list[
 
 
 def learn(w: Local, measured: tuple[Array, Array, Array] | None, count: Array, config: Config) -> Learned:
-    """Learn from the minibatch, whose curvature is that of the averages so far if it was not measured."""
-    curv, curv_sq, size = measured or (w.state.mean.curv, w.state.mean.curv_sq, w.totals.probe_size)
+    """Learn from the minibatch, whose curvature is that of the averages so far if it was not measured.
+
+    A count of 0 changes nothing, whatever the gradient is.
+    """
+    state, kept = w.state, curvature_dtype(w.tensor, config)
+    curv, curv_sq, size = measured or (state.mean.curv, state.mean.curv_sq, w.totals.probe_size)
     totals = w.totals._replace(probe_size=size)
     shared = context(totals, max(w.tensor.size, 1), config)
-    batch = Moments(w.grad, w.grad_sq, curv, curv_sq)
     count = count.astype(w.tensor.precision)
-    new, info = learn_of(config, w.tensor.decoupled)(w.state, batch, count, config, shared)
-    step = networks.limited_step(info.rate, w.grad, w.state.mean.grad_sq, shared)
-    totals = totals._replace(grad_sq=jnp.sum(new.mean.grad_sq), signal=squared_norm(new.mean.grad))
-    stored = w.stored._replace(grad=new.mean.grad, grad_sq=new.mean.grad_sq)
+    grad = jnp.where(count > 0, w.grad, 0)
+    grad_sq = grad * grad if w.grad_sq is None else jnp.where(count > 0, w.grad_sq, 0)
+    batch = Moments(grad, grad_sq, curv, curv_sq)
+    new, info = learn_of(config, w.tensor.decoupled)(state, batch, count, config, shared)
+    step = networks.limited_step(info.rate, grad, state.mean.grad_sq, shared)
+    mean = w.mean._replace(grad=new.mean.grad, grad_sq=new.mean.grad_sq)
+    totals = totals._replace(grad_sq=jnp.sum(mean.grad_sq), signal=squared_norm(mean.grad))
     if measured is not None:
-        kept = curvature_dtype(w.tensor, config)
-        stored = stored._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
-        rounded = stored.curv.astype(w.tensor.precision), stored.curv_sq.astype(w.tensor.precision)
-        totals = totals._replace(curv=jnp.sum(abs(rounded[0])), curv_sq=jnp.sum(rounded[1]))
-    return Learned(stored, new.memory, totals, step)
+        mean = mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
+        rounded = w._replace(mean=mean).state.mean
+        totals = totals._replace(curv=jnp.sum(abs(rounded.curv)), curv_sq=jnp.sum(rounded.curv_sq))
+    return Learned(mean, new.memory, step, totals)
 
 
 def bend(work: list[Local], learned: list[Learned], state: State) -> Array:

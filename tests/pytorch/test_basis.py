@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from closures import closure_of
 from torch import nn
 
-from vsgd import NETWORKS
+from vsgd import NETWORKS, eigenbasis
 from vsgd.torch import VSGD, basis
 from vsgd.torch.samples import Recorder
 
@@ -35,10 +35,10 @@ def test_there_and_back(shape, cut):
     rows, columns = basis.matrix_shape(parameter)
     found = turned_basis(parameter, (rows // cut, columns // cut))
     matrix = parameter.reshape(rows, columns)
-    rotated = basis.into(matrix, found)
+    rotated = eigenbasis.into(matrix, found)
     assert not torch.allclose(rotated, matrix)
     torch.testing.assert_close(rotated.norm(), matrix.norm())
-    torch.testing.assert_close(basis.back(rotated, found), matrix)
+    torch.testing.assert_close(eigenbasis.back(rotated, found), matrix)
 
 
 def test_it_finds_the_eigenvectors_and_leaves_null_directions_alone():
@@ -72,8 +72,8 @@ def test_rotation_costs_no_more_than_it_may():
     for flops in (0.0, 1e8, 1e10, 1e13):
         plan = basis.plan([wide, small, vector], flops)
         assert vector not in plan
-        total = sum(basis.cost(basis.matrix_shape(p), sizes) for p, sizes in plan.items())
-        assert total <= max(basis.SHARE_OF_GRADIENT * flops, basis.ALLOWANCE)
+        total = sum(eigenbasis.cost(basis.matrix_shape(p), sizes) for p, sizes in plan.items())
+        assert total <= max(eigenbasis.SHARE_OF_GRADIENT * flops, eigenbasis.ALLOWANCE)
         for p, sizes in plan.items():
             assert all(width % size == 0 for width, size in zip(p.shape, sizes, strict=True))
     assert plan[wide] == (784, 400)
@@ -102,7 +102,7 @@ def test_sums_over_samples_in_a_basis_equal_those_of_rotated_gradients(make, par
         loss_of(x).backward()
     sums = recorder.sums(recording, bases={layer.weight: found})[layer.weight]
     grads = [torch.autograd.grad(loss_of(x[j : j + 1]), layer.weight)[0].reshape(6, -1) for j in range(5)]
-    expected = sum(basis.into(grad, found) ** 2 for grad in grads)
+    expected = sum(eigenbasis.into(grad, found) ** 2 for grad in grads)
     torch.testing.assert_close(sums.grad_sq.reshape(6, -1), expected)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vsgd import NETWORKS, PAPER, jit
+from vsgd import NETWORKS, PAPER, jit, tensors
 from vsgd.torch import engine, loops
 from vsgd.torch.engine import BatchStatistics, Block, Totals
 
@@ -25,7 +25,7 @@ def block_of(config, decoupled, lengths=LENGTHS, dtype=torch.float64, curv_dtype
     grad, curv = random(), random()
     return Block(
         theta=random(),
-        average=random() if engine.averages_iterates(config) else None,
+        average=random() if tensors.averages_iterates(config) else None,
         grad=grad,
         grad_sq=grad**2 + random() ** 2,
         curv=(curv if decoupled else curv.abs()).to(curv_dtype or dtype),
@@ -167,7 +167,7 @@ def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     monkeypatch.setattr(loops, "kept", jit.compiled)  # whose code can be looked at
     loops.learn_loop.cache_clear()
     learned(engine.learn_loops, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
-    learn = engine.learn_decoupled if decoupled else engine.learn_coupled
+    learn = tensors.learn_of(NETWORKS, decoupled)
     loop = loops.learn_loop(learn, False, True, False, "probed" in kind, True)
     loops.learn_loop.cache_clear()
     (code,) = loop.inspect_asm().values()

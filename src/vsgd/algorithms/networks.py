@@ -12,7 +12,7 @@
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
-`vsgd.torch.basis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
+`vsgd.eigenbasis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
 `docs/algorithm.md` explains each point.
 """
 
@@ -157,7 +157,7 @@ def probe(size: Array, positive: Array) -> Array:
     return (positive == 1) * size - (positive == 0) * size
 
 
-def probe_due(step: int, config: Networks = NETWORKS) -> bool:
+def probe_due(step: Array, config: Networks = NETWORKS) -> Array:
     """Is a second gradient due at this step, whatever the first one looks like?"""
     return step % config.probe_interval == 0
 

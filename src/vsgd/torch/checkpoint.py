@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vsgd.algorithms.networks import Networks
 from vsgd.algorithms.paper import Paper
+from vsgd.tensors import LEAST_PROBE, UNLIMITED, Config, Totals
 from vsgd.torch.basis import matrix_shape
-from vsgd.torch.engine import LEAST_PROBE, UNLIMITED, Config, Totals
 from vsgd.torch.storage import STATISTICS, ParamState, precision
 
 ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in (Networks, Paper)}

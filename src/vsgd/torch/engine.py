@@ -18,11 +18,20 @@ from torch import Tensor
 from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Networks, TensorContext
 from vsgd.algorithms.paper import Paper
-from vsgd.core import Info, Moments, State, descend, ema, measured_curvature
+from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.jit import kept
+from vsgd.tensors import (
+    LEAST_SIZE,
+    Config,
+    Totals,
+    averaging_weight,
+    expected_norm_sq,
+    gradient_limit,
+    learn_of,
+    probe_size,
+)
+from vsgd.tensors import context as context_of
 from vsgd.torch import loops
-
-Config = Paper | Networks
 
 
 class Block(NamedTuple):
@@ -40,7 +49,7 @@ class Block(NamedTuple):
     seen: Tensor
     """Samples so far, per segment. On the CPU for dense tensors, whose count is known without asking a device."""
     totals: Tensor
-    """`Totals`, per segment."""
+    """The columns are those of `Totals`, per segment."""
     lengths: tuple[int, ...]
     """Coordinates of each segment."""
     decoupled: bool
@@ -64,59 +73,6 @@ class BatchStatistics(NamedTuple):
     diff_sq: Tensor | None = None
     direction: Tensor | None = None
     """What the step goes along, if it is not the mean gradient."""
-
-
-class Totals(NamedTuple):
-    """Numbers per segment, columns of `Block.totals`: sums over its coordinates, and more."""
-
-    grad_sq: Tensor
-    """Σ v̄"""
-    signal: Tensor
-    """Σ ḡ²"""
-    curv: Tensor
-    """Σ |h̄^fd|"""
-    curv_sq: Tensor
-    probe_size: Tensor
-    scale: Tensor
-    """The largest RMS that the segment has had."""
-
-
-LEAST_PROBE = 1e-5
-"""No usual probe is smaller; differences of gradients will be divided by it, and squared."""
-
-UNLIMITED = 1e18
-"""Stands for no limit, and one over it for the smallest probe; squares of both are still a float32."""
-
-LEAST_SIZE = 1e-30
-"""Stands for the size of a probe before the first one."""
-
-
-def averages_iterates(config: Config) -> bool:
-    """Are the weights to evaluate an average of the iterates?"""
-    return isinstance(config, Networks) and bool(config.average_iterates)
-
-
-# The three ways to learn that there are, with one signature.
-
-
-def learn_decoupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
-    return networks.learn(state, batch, count, config, tensor, True)
-
-
-def learn_coupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
-    unsigned = Moments(batch.grad, batch.grad_sq, abs(batch.curv), batch.curv_sq)
-    return networks.learn(state, unsigned, count, config, tensor, False)
-
-
-def learn_paper(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
-    unsigned = Moments(batch.grad, batch.grad_sq, abs(batch.curv), batch.curv_sq)
-    return paper.learn(state, unsigned, count, config)
-
-
-def learn_of(block: Block, config: Config) -> Callable[..., tuple[State, Info]]:
-    if isinstance(config, Paper):
-        return learn_paper
-    return learn_decoupled if block.decoupled else learn_coupled
 
 
 def state_of(block: Block, seen: Tensor) -> State:
@@ -171,7 +127,7 @@ def per_segment(sums: Any, pieces: Any, block: Block) -> Tensor:
 def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> Tensor:
     """Two booleans: is every number usable, and is the gradient of any tensor unusually long? Rows are not asked."""
     norms = squared_norms(batch.grad, block)
-    limit = torch.finfo(block.theta.dtype).max * LEAST_PROBE**2
+    limit = gradient_limit(torch.finfo(block.theta.dtype).max)
     usable = norms.max() < limit
     for part in (batch.probed_grad, batch.grad_sq, batch.diff_sq):
         if part is not None and part.numel():
@@ -179,8 +135,8 @@ def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool)
     if by_rows or isinstance(config, Paper):
         return torch.stack([usable, usable & False])
     counts, totals = batch.counts.to(norms.device), totals_of(block)
-    expected = (totals.grad_sq + (counts - 1) * totals.signal) / counts.clamp(min=1)
-    return torch.stack([usable, (networks.is_long(norms, expected, config) & (counts > 0)).any()])
+    long = networks.is_long(norms, expected_norm_sq(totals, counts), config)
+    return torch.stack([usable, (long & (counts > 0)).any()])
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------
@@ -195,7 +151,7 @@ def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Co
     if isinstance(config, Paper):
         delta = paper.probe(state_of(block, spread(block.seen, block)), batch.grad, spread(batch.counts, block), config)
         return delta
-    sizes = networks.probe_size(totals_of(block).scale, config).clamp(min=1 / UNLIMITED)
+    sizes = probe_size(totals_of(block).scale, config)
     if seeds is None:
         delta = networks.probe(spread(sizes, block), (batch.grad < 0).to(torch.int64))
     elif block.theta.is_cpu:
@@ -211,13 +167,8 @@ def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Co
 
 
 def context(block: Block, config: Config) -> TensorContext:
-    """What coordinates are told of their tensor, per segment. The paper's share nothing and have no limit."""
-    totals, lengths = totals_of(block), lengths_of(block)
-    if isinstance(config, Paper):
-        unlimited = lengths * 0 + UNLIMITED
-        return TensorContext(lengths * 0, lengths * 0, grad_clip=unlimited, step_limit=unlimited)
-    rms, size = (totals.signal / lengths).sqrt(), totals.probe_size.clamp(min=LEAST_SIZE)
-    return networks.context(totals.curv / lengths, totals.curv_sq / lengths, rms, size, config)
+    """What coordinates are told of their tensor, per segment."""
+    return context_of(totals_of(block), lengths_of(block), config)
 
 
 def rates(block: Block, count: float, config: Config) -> Tensor:
@@ -284,7 +235,7 @@ def learn_loops(
     diff = batch.diff if several else batch.probed_grad
     direction = batch.grad if batch.direction is None else batch.direction
     loops.on_threads(
-        loops.learn_loop(learn_of(block, config), *compact, *flags),
+        loops.learn_loop(learn_of(config, block.decoupled), *compact, *flags),
         pieces,
         (array(block.grad), array(block.grad_sq)),
         (array(block.curv), array(block.curv_sq)),
@@ -330,7 +281,7 @@ def learn_whole(
         diff_sq = batch.diff_sq if batch.probed_grad is None else diff * diff  # type: ignore[operator]
         h, h_sq = measured_curvature(state.mean, diff, diff_sq, delta)
     moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
-    new, info = learn_of(block, config)(state, moments, count, config, tensor)
+    new, info = learn_of(config, block.decoupled)(state, moments, count, config, tensor)
     direction = batch.grad if batch.direction is None else batch.direction
     steps = networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
     for target, value in zip(block[2:7], (*new.mean, new.memory), strict=True):
@@ -366,9 +317,11 @@ def move(block: Block, grad: Tensor, steps: Tensor, decay: Tensor, weight: Tenso
 
 
 def averaging_weights(block: Block, counts: Tensor, window: float, config: Config) -> Tensor:
-    """The weight with which a new iterate enters the average, per segment: all of it until the bootstrap is over."""
-    bootstrap = config.bootstrap if isinstance(config, Networks) else 0.0
-    return torch.where(block.seen - counts >= bootstrap, 1 / window, 1.0) * (counts > 0)
+    """The weight with which a new iterate enters the average, per segment."""
+    if isinstance(config, Paper):
+        return 1 / window * (counts > 0)
+    weight: Tensor = averaging_weight(block.seen - counts, window, config) * (counts > 0)
+    return weight
 
 
 def row_averaging_weights(block: Block, counts: Tensor, config: Config) -> Tensor:

@@ -18,6 +18,7 @@ from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
+from vsgd.tensors import Config
 from vsgd.torch import basis
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.closure import (
@@ -33,7 +34,6 @@ from vsgd.torch.closure import (
     signals_deferred,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
-from vsgd.torch.engine import Config
 from vsgd.torch.samples import Recorder
 from vsgd.torch.statistics import SampleTotals, counts_rows
 from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_parameters, is_table, new_state

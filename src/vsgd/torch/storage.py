@@ -18,8 +18,10 @@ from torch import Tensor
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.networks import Networks
-from vsgd.torch.basis import Basis, back, basis_of, into, matrix_shape, new_basis, observe, observes, refresh, turns
-from vsgd.torch.engine import Block, Config, Totals, averages_iterates
+from vsgd.eigenbasis import Basis, back, into, observes, turns
+from vsgd.tensors import Config, Totals, averages_iterates
+from vsgd.torch.basis import basis_of, matrix_shape, new_basis, observe, refresh
+from vsgd.torch.engine import Block
 
 ParamState = dict[str, Tensor]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Networks
 from vsgd.algorithms.paper import Paper
+from vsgd.tensors import LEAST_NORM, probe_seed
 from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
@@ -20,9 +21,6 @@ from vsgd.torch.storage import Dense, Storage
 
 Group = dict[str, Any]
 """A parameter group of the optimizer."""
-
-LEAST_NORM = 1e-30
-"""Stands for the norm of a gradient that is zero."""
 
 
 class Work(NamedTuple):
@@ -99,7 +97,7 @@ def probe(w: Work, places: dict[Tensor, int]) -> Work:
     """
     config = w.group["algorithm"]
     if isinstance(w.storage, Dense):
-        seeds = torch.tensor([seed_of(w.group["steps"], places[p]) for p in w.storage.parameters])
+        seeds = torch.tensor([probe_seed(w.group["steps"], places[p]) for p in w.storage.parameters])
         delta = engine.probe(w.block, w.batch, seeds, config)
         held = w.storage.move_to(w.block.theta + w.storage.back(delta))
         if w.block.decoupled:
@@ -108,11 +106,6 @@ def probe(w: Work, places: dict[Tensor, int]) -> Work:
         assert w.rows is not None
         held = w.storage.move_to(w.rows, w.block, w.block.theta + engine.probe(w.block, w.batch, None, config))
     return w._replace(delta=held - w.block.theta)
-
-
-def seed_of(step: int, place: int) -> int:
-    """Of the random signs: different for every step and every parameter."""
-    return (step * 0x9E3779B97F4A7C15 + place * 0xBF58476D1CE4E5B9) % (1 << 63)
 
 
 def take_step(w: Work) -> tuple[Tensor, dict[Tensor, Tensor]]:

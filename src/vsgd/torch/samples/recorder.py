@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vsgd.torch.basis import Basis
+from vsgd.eigenbasis import Basis
 from vsgd.torch.samples.check import check_totals
 from vsgd.torch.samples.errors import SampleError
 from vsgd.torch.samples.gram import gram_matrix, weighted_sums

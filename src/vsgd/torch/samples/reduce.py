@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from vsgd.torch.basis import Basis, into
+from vsgd.eigenbasis import Basis, into
 from vsgd.torch.samples.embedding import lookup_sums
 from vsgd.torch.samples.products import summed_products
 from vsgd.torch.samples.replay import Call

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.torch.basis import Basis, into
+from vsgd.eigenbasis import Basis, into
 
 
 class Outer(NamedTuple):

@@ -1,0 +1,152 @@
+"""Coordinates in which the covariance of a tensor's gradient is nearly diagonal: its Kronecker eigenbasis.
+
+For a weight matrix with gradient G, L = E[G Gᵀ] and R = E[Gᵀ G] are moving averages, and Q_L and Q_R follow their
+eigenvectors. The algorithm works on Q_Lᵀ G Q_R, probes by Q_L S Q_Rᵀ with random signs S, and its step is rotated back.
+A convolution is a matrix of out × (in · kernel). A side may be cut into blocks of equal size, each with a basis of its
+own: Q is then block-diagonal and kept as blocks × size × size.
+
+How large the blocks may be is decided, not tuned: rotation takes at most a quarter of the operations of a gradient.
+
+Pure functions for torch and JAX alike. Where operators do not suffice, `xp` is the library: `torch` or `jax.numpy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vsgd.core import Array, ema, larger
+
+DECAY = 0.95
+"""Of the moving averages L and R, per step."""
+
+OBSERVE_INTERVAL = 5
+"""L and R are updated in every so many steps, and in the first ones."""
+
+REFRESH_INTERVAL = 10
+"""The basis turns in every so many steps, and in the first ones."""
+
+FIRST_STEPS = 5
+
+NULL_SHARE = 1e-6
+"""Added to the covariance, in units of its mean eigenvalue: directions without gradients stay where they are."""
+
+WIDEST = 2048
+"""A wider side is always cut into blocks: its basis would take longer to follow than it is worth."""
+
+SHARE_OF_GRADIENT = 0.25
+ALLOWANCE = 2e7
+"""Operations that are always allowed: fewer take no time worth saving."""
+
+MEMORY_BOUND = 64
+"""Products with smaller blocks wait for memory: they take as long as with blocks of about this size."""
+
+
+class Basis(NamedTuple):
+    """Q and the covariance that it follows, for the left and for the right side; None where a side stays as it is."""
+
+    left: Array
+    left_cov: Array
+    right: Array
+    right_cov: Array
+
+
+def into(values: Array, basis: Basis) -> Array:
+    """Q_Lᵀ X Q_R for X of shape … × rows × columns."""
+    if basis.left is not None:
+        values = _left(values, basis.left.mT)
+    return values if basis.right is None else _right(values, basis.right)
+
+
+def back(values: Array, basis: Basis) -> Array:
+    """Q_L X Q_Rᵀ for X of shape … × rows × columns."""
+    if basis.left is not None:
+        values = _left(values, basis.left)
+    return values if basis.right is None else _right(values, basis.right.mT)
+
+
+def _left(values: Array, q: Array) -> Array:
+    if len(q) == 1:
+        return q[0] @ values
+    blocks = values.reshape(*values.shape[:-2], len(q), -1, values.shape[-1])
+    return (q @ blocks).reshape(values.shape)
+
+
+def _right(values: Array, q: Array) -> Array:
+    if len(q) == 1:
+        return values @ q[0]
+    blocks = values.reshape(*values.shape[:-1], len(q), -1).swapaxes(-3, -2)  # one product per block, not one per row
+    return (blocks @ q).swapaxes(-3, -2).reshape(values.shape)
+
+
+def observes(steps: Array) -> Array:
+    """Do the covariances take in the gradient of a step, when there were so many `steps` before it?"""
+    return (steps < FIRST_STEPS) | (steps % OBSERVE_INTERVAL == 0)
+
+
+def turns(steps: Array) -> Array:
+    """Does the basis turn after that step? Only where covariances take it in."""
+    return (steps < FIRST_STEPS) | (steps % REFRESH_INTERVAL == 0)
+
+
+def observed(cov: Array, side: Array, steps: Array) -> Array:
+    """A covariance after a gradient has entered it, as a matrix whose rows are its side; `steps` came before it."""
+    usual = (steps < FIRST_STEPS) * (1 - DECAY) + (steps >= FIRST_STEPS) * (1 - DECAY**OBSERVE_INTERVAL)
+    plain = 1 / (steps + 1)
+    rows = side.reshape(len(cov), -1, side.shape[-1])
+    return ema(cov, rows @ rows.mT, (plain > usual) * plain + (plain <= usual) * usual)
+
+
+def turned(q: Array, cov: Array, xp: Any) -> Array:
+    """A basis turned towards the eigenvectors of its covariance by one power iteration."""
+    scale = larger(xp.linalg.diagonal(cov).mean(), float(xp.finfo(cov.dtype).tiny))
+    new, triangle = xp.linalg.qr(cov / scale @ q + NULL_SHARE * q)
+    signs = xp.sign(xp.linalg.diagonal(triangle))
+    # a column keeps its side, so that the averages of its coordinate stay about the same thing
+    return new * xp.where(signs == 0, 1, signs)[..., None, :]
+
+
+# --- what it may cost ---------------------------------------------------------------------------------------------
+
+
+def cost(shape: tuple[int, int], blocks: tuple[int, int]) -> float:
+    """Floating-point operations per step: into the basis, back, covariances and power iterations."""
+    rows, columns = shape
+    products = 2 + 1 / OBSERVE_INTERVAL
+    return sum(
+        2 * products * rows * columns * max(size, MEMORY_BOUND) + 5 * width * size**2 / REFRESH_INTERVAL
+        for width, size in zip(shape, blocks, strict=True)
+        if size > 1
+    )
+
+
+def next_smaller(width: int, size: int) -> int:
+    """The largest divisor of `width` below `size`."""
+    return max(d for d in range(1, size) if width % d == 0)
+
+
+def plan_blocks(shapes: Sequence[tuple[int, int]], gradient_flops: float, spent: float = 0.0) -> list[tuple[int, int]]:
+    """Block sizes of both sides of each matrix, so that all rotations together cost no more than they may.
+
+    The costliest side is cut into smaller blocks until they do. Sides of one coordinate, and what would be cut into
+    blocks of one, stay as they are.
+    """
+    budget = max(SHARE_OF_GRADIENT * gradient_flops, ALLOWANCE) - spent
+    matrices = [k for k, shape in enumerate(shapes) if min(shape) > 1]
+    blocks = {k: [w if w <= WIDEST else next_smaller(w, WIDEST + 1) for w in shapes[k]] for k in matrices}
+
+    def side_cost(k: int, side: int) -> float:
+        only = [1, 1]
+        only[side] = blocks[k][side]
+        return cost(shapes[k], (only[0], only[1]))
+
+    costs = {(k, side): side_cost(k, side) for k in matrices for side in (0, 1)}
+    while costs and math.fsum(costs.values()) > budget:
+        k, side = max(costs, key=lambda which: costs[which])
+        if costs[k, side] == 0:
+            break
+        smaller = next_smaller(shapes[k][side], blocks[k][side])
+        blocks[k][side] = smaller if blocks[k][side] > MEMORY_BOUND else 1  # still smaller blocks would save nothing
+        costs[k, side] = side_cost(k, side)
+    return [(blocks[k][0], blocks[k][1]) if k in blocks else (1, 1) for k in range(len(shapes))]

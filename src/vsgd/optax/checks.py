@@ -1,0 +1,47 @@
+"""Mistakes that can be told from structures, shapes and types, when a step is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def check_parameters(params: Any) -> None:
+    """Only real floating-point numbers can be moved by small steps."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise TypeError(
+                f"params{jax.tree_util.keystr(path)} is {jnp.result_type(leaf)}, not floating-point; keep it out of "
+                "the parameters, or hide it with optax.masked"
+            )
+
+
+def check_arguments(grads: Any, params: Any, grad_fn: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    """Is all there that a step needs, and do gradients belong to the parameters? Returns `grad_fn`."""
+    if params is None:
+        raise ValueError("vsgd needs the parameters: tx.update(grads, state, params, grad_fn=grad_fn)")
+    if grad_fn is None:
+        raise TypeError(
+            "vsgd needs a function that returns the gradient of this minibatch at other parameters: "
+            "tx.update(grads, state, params, grad_fn=lambda p: jax.grad(loss)(p, batch))"
+        )
+    check_parameters(params)
+    check_like_parameters("grads", grads, params)
+    return grad_fn
+
+
+def check_like_parameters(name: str, grads: Any, params: Any) -> None:
+    """Do gradients have the structure and the shapes of the parameters?"""
+    found: Any = jax.tree.structure(grads)
+    wanted: Any = jax.tree.structure(params)
+    if found != wanted:
+        raise ValueError(f"{name} and parameters must have the same structure; {name}: {found}, parameters: {wanted}")
+    leaves = jax.tree.leaves(grads)
+    for (path, leaf), grad in zip(jax.tree_util.tree_leaves_with_path(params), leaves, strict=True):
+        if jnp.shape(leaf) != jnp.shape(grad):
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} has shape {jnp.shape(grad)}, its parameter has {jnp.shape(leaf)}"
+            )

@@ -1,0 +1,143 @@
+"""Coordinates of a tensor: its own, or those of the eigenbasis of its gradients. Its shape decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from vsgd import eigenbasis
+from vsgd.algorithms import networks
+from vsgd.algorithms.networks import Networks
+from vsgd.eigenbasis import Basis
+from vsgd.optax.int64 import Int64
+from vsgd.tensors import Config, probe_seed
+
+ROWS = 128
+"""A gradient is taken to cost as much as one of so many rows through dense layers, if nobody says what it costs."""
+
+
+class Tensor(NamedTuple):
+    """What is known of a parameter before its first value: shape, precision, and how its coordinates are rotated."""
+
+    place: int
+    """Its number among all parameters, which the random signs of its probe depend on."""
+    shape: tuple[int, ...]
+    dtype: Any
+    matrix: tuple[int, int]
+    blocks: tuple[int, int]
+    """Block sizes of both sides; 1 where a side stays as it is."""
+    decoupled: bool
+
+    @property
+    def precision(self) -> Any:
+        """What it is computed in."""
+        return jnp.promote_types(self.dtype, jnp.float32)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix.
+
+    The first axis against the others or the others against the last, whichever has the longer short side: outputs come
+    first in Equinox and last in Flax.
+    """
+    if len(shape) < 2:
+        return math.prod(shape), 1
+    first = shape[0], math.prod(shape[1:])
+    last = math.prod(shape[:-1]), shape[-1]
+    return last if min(last) > min(first) else first
+
+
+def gradient_flops(grad_fn: Callable[..., Any], *args: Any) -> float:
+    """Floating-point operations of one call, as the compiler counts them; loops count once."""
+    analysis = jax.jit(grad_fn).lower(*args).cost_analysis()
+    return float((analysis or {}).get("flops", 0.0))
+
+
+def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: float | None, seed: int) -> list[Tensor]:
+    """How parameters of these shapes and types are rotated, so that all of it costs at most a quarter of a gradient."""
+    matrices = [matrix_shape(shape) for shape, _ in leaves]
+    rotated = isinstance(config, Networks) and bool(config.eigenbasis)
+    if flops is None:
+        flops = 6.0 * ROWS * sum(math.prod(matrix) for matrix in matrices)
+    blocks = eigenbasis.plan_blocks(matrices, flops) if rotated else [(1, 1)] * len(leaves)
+    first = seed << 20  # no two seeds share a place
+    return [
+        Tensor(first + k, shape, dtype, matrix, sizes, rotated and (min(matrix) == 1 or sizes != (1, 1)))
+        for k, ((shape, dtype), matrix, sizes) in enumerate(zip(leaves, matrices, blocks, strict=True))
+    ]
+
+
+def new_basis(tensor: Tensor) -> Basis:
+    """The identity in blocks. A side that stays as it is has one of a single number, since None is no leaf."""
+    sides = []
+    for width, size in zip(tensor.matrix, tensor.blocks, strict=True):
+        eye = jnp.eye(size, dtype=tensor.precision)
+        sides += [jnp.tile(eye, (width // size if size > 1 else 1, 1, 1))]
+        sides += [jnp.zeros_like(sides[-1])]
+    return Basis(*sides)
+
+
+def rotated_sides(tensor: Tensor, basis: Basis) -> Basis:
+    """The basis as `vsgd.eigenbasis` wants it: None where a side stays as it is."""
+    left, right = tensor.blocks
+    sides = (basis.left, basis.left_cov) if left > 1 else (None, None)
+    return Basis(*sides, *((basis.right, basis.right_cov) if right > 1 else (None, None)))
+
+
+def into(tensor: Tensor, values: Array, basis: Basis) -> Array:
+    """From the parameter's own coordinates to those of its basis."""
+    return _rotate(eigenbasis.into, tensor, values, basis)
+
+
+def back(tensor: Tensor, values: Array, basis: Basis) -> Array:
+    """From the coordinates of its basis to the parameter's own."""
+    return _rotate(eigenbasis.back, tensor, values, basis)
+
+
+def _rotate(rotate: Callable[[Array, Basis], Array], tensor: Tensor, values: Array, basis: Basis) -> Array:
+    if tensor.blocks == (1, 1):
+        return values
+    with jax.default_matmul_precision("highest"):
+        return rotate(values.reshape(tensor.matrix), rotated_sides(tensor, basis)).reshape(tensor.shape)
+
+
+def turn(tensor: Tensor, basis: Basis, grad: Array, mean_grad: Array, step: Array) -> tuple[Basis, Array]:
+    """Let the basis follow a gradient, and ḡ turn with it. To be called where `eigenbasis.observes(step)`."""
+    if tensor.blocks == (1, 1):
+        return basis, mean_grad
+    matrix = grad.reshape(tensor.matrix)
+
+    def refreshed(basis: Basis) -> tuple[Basis, Array]:
+        new = basis._replace(
+            left=basis.left if tensor.blocks[0] == 1 else eigenbasis.turned(basis.left, basis.left_cov, jnp),
+            right=basis.right if tensor.blocks[1] == 1 else eigenbasis.turned(basis.right, basis.right_cov, jnp),
+        )
+        return new, into(tensor, back(tensor, mean_grad, basis), new)
+
+    with jax.default_matmul_precision("highest"):
+        basis = basis._replace(
+            left_cov=_observed(basis.left_cov, matrix, step, tensor.blocks[0]),
+            right_cov=_observed(basis.right_cov, matrix.mT, step, tensor.blocks[1]),
+        )
+        new: tuple[Basis, Array] = lax.cond(eigenbasis.turns(step), refreshed, lambda basis: (basis, mean_grad), basis)
+    return new
+
+
+def _observed(cov: Array, side: Array, step: Array, size: int) -> Array:
+    return cov if size == 1 else eigenbasis.observed(cov, side, step).astype(cov.dtype)
+
+
+def signs_of_size(tensor: Tensor, size: Array, step: Array) -> Array:
+    """δ of every coordinate: ± size, with random signs."""
+    index = jnp.arange(tensor.size, dtype=jnp.uint32)
+    bits = networks.random_bit(Int64.of(index), probe_seed(Int64.of(step), tensor.place)).low
+    return jnp.reshape(networks.probe(size.astype(tensor.precision), bits), tensor.shape)

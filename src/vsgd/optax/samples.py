@@ -1,0 +1,117 @@
+"""Gradient functions for `vsgd.optax.vsgd`: of single samples, and of parameters some of which are masked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+Params = Any
+"""A pytree of parameters, or of their gradients."""
+
+GradFn = Callable[[Params], Params]
+
+
+@dataclass(frozen=True)
+class SampleGradients:
+    """The gradient of a minibatch, whose samples are known one by one. Made by `per_sample`."""
+
+    loss: Callable[[Params, Any], Array]
+    batch: Any
+    count: int
+    chunk: int
+
+    def __call__(self, params: Params) -> Params:
+        """The mean gradient."""
+        return jax.grad(lambda p: jax.vmap(self.loss, (None, 0))(p, self.batch).mean())(params)
+
+    def mean(self, statistic: Callable[[GradFn], Any]) -> Any:
+        """The mean over samples of a `statistic` of the gradient of each; `chunk` of them are kept at a time."""
+
+        def total(rows: Any) -> Any:
+            values = jax.vmap(lambda row: statistic(lambda p: jax.grad(self.loss)(p, row)))(rows)
+            return jax.tree.map(lambda value: value.sum(0), values)
+
+        whole = self.count - self.count % self.chunk
+        parts = []
+        if whole:
+            chunks = jax.tree.map(lambda x: x[:whole].reshape(-1, self.chunk, *x.shape[1:]), self.batch)
+            zero = jax.tree.map(
+                lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(total, jax.tree.map(lambda x: x[0], chunks))
+            )
+            parts.append(lax.scan(lambda sums, rows: (jax.tree.map(jnp.add, sums, total(rows)), None), zero, chunks)[0])
+        if whole < self.count:
+            parts.append(total(jax.tree.map(lambda x: x[whole:], self.batch)))
+        return jax.tree.map(lambda *sums: sum(sums) / self.count, *parts)
+
+
+def per_sample(loss: Callable[[Params, Any], Array], *, chunk: int = 32) -> Callable[[Any], SampleGradients]:
+    """Let every row of a minibatch be a sample, as in the paper; otherwise the minibatch is one.
+
+        samples = vsgd.optax.per_sample(loss)
+        grad_fn = samples((x, y))
+        updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn)
+
+    Args:
+        loss: the loss of one sample, `loss(params, sample)`: a pytree of arrays without the axis of the minibatch.
+        chunk: how many gradients of single samples are kept at a time.
+
+    Returns:
+        A function of a minibatch, a pytree of arrays whose first axis counts samples. It returns a `grad_fn`.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk is {chunk}, it must be at least 1")
+
+    def of_batch(batch: Any) -> SampleGradients:
+        lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+        if len(lengths) != 1 or lengths <= {(), (0,)}:
+            raise ValueError(
+                "the arrays of a minibatch must have the same number of samples, at least one; their first axes are "
+                f"{sorted(lengths)}"
+            )
+        ((count,),) = lengths
+        return SampleGradients(loss, batch, count, min(chunk, count))
+
+    return of_batch
+
+
+def unmasked(grad_fn: GradFn, params: Params) -> GradFn:
+    """For `optax.masked` and `optax.partition`, which hide some of the parameters: those keep their values in `params`.
+
+    updates, state = tx.update(grads, state, params, grad_fn=vsgd.optax.unmasked(grad_fn, params))
+    """
+    if isinstance(grad_fn, SampleGradients):
+        loss = grad_fn.loss
+        return SampleGradients(lambda p, row: loss(filled(p, params), row), grad_fn.batch, grad_fn.count, grad_fn.chunk)
+    return lambda hidden: hide_as(hidden, grad_fn(filled(hidden, params)))
+
+
+def is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
+
+
+@contextmanager
+def explained_masks(params: Params) -> Iterator[None]:
+    """A gradient function that does not know masked parameters fails in ways of its own; name the remedy."""
+    try:
+        yield
+    except Exception as error:
+        if any(map(is_masked, jax.tree.leaves(params, is_leaf=is_masked))):
+            error.add_note("some parameters are masked here: pass grad_fn=vsgd.optax.unmasked(grad_fn, params)")
+        raise
+
+
+def filled(masked: Params, params: Params) -> Params:
+    """The masked tree with values of `params` where it has none."""
+    return jax.tree.map(lambda own, other: other if is_masked(own) else own, masked, params, is_leaf=is_masked)
+
+
+def hide_as(masked: Params, params: Params) -> Params:
+    """`params`, with what is masked in the first tree masked."""
+    return jax.tree.map(lambda own, other: own if is_masked(own) else other, masked, params, is_leaf=is_masked)

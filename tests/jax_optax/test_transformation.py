@@ -1,0 +1,316 @@
+"""What optax asks of its contributed optimizers, and what a step promises under JAX's own transformations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from steps import batches, flat, new_params, squared_error, step_of
+
+import vsgd.optax
+from vsgd import COLUMNS, NETWORKS, PAPER
+
+SIZES = (6, 8, 3)
+
+
+def trained(tx, steps=12, params=None):
+    params = new_params(SIZES) if params is None else params
+    state, step = tx.init(params), step_of(tx, squared_error)
+    for batch in batches(steps, SIZES):
+        params, state = step(params, state, batch)
+    return params, state
+
+
+# --- convergence, on the targets of optax's contrib/_common_test.py -----------------------------------------------
+
+TARGETS = {
+    "parabola": (jnp.array([-1.0, 10, 1]), jnp.array([1.0, -1, 1]), lambda p, end: jnp.sum((p - end) ** 2)),
+    "rosenbrock": (
+        jnp.zeros(2),
+        jnp.ones(2),
+        lambda p, end: (end[0] - p[0]) ** 2 + 100 * (p[1] - p[0] ** 2) ** 2,
+    ),
+    "matrix parabola": (
+        jnp.zeros((2, 2)),
+        jnp.array([[3.0, -2], [1, 4]]),
+        lambda p, end: jnp.sum((p - end) ** 2),
+    ),
+    "mixed": (
+        (jnp.zeros(3), jnp.zeros((2, 2))),
+        (jnp.array([1.0, -1, 2]), jnp.array([[1.0, 0], [-1, 1]])),
+        lambda p, end: sum(jnp.sum((a - b) ** 2) for a, b in zip(p, end, strict=True)),
+    ),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_converges_within_a_scan(target):
+    start, end, objective = TARGETS[target]
+    tx = vsgd.optax.vsgd()
+
+    def grad_fn(p):
+        return jax.grad(objective)(p, end)
+
+    @jax.jit
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn, another_argument=1)
+        return (optax.apply_updates(params, updates), state), None
+
+    state = optax.tree.map_params(tx, lambda value: value, tx.init(start))
+    (params, state), _ = jax.lax.scan(step, (start, state), length=30_000)
+    for found in (params, vsgd.optax.eval_params(params, state)):
+        np.testing.assert_allclose(flat(found), flat(end), rtol=3e-2, atol=3e-2)
+
+
+# --- trees, types, memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [NETWORKS, PAPER], ids=["networks", "paper"])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_keeps_structure_and_types(dtype, algorithm):
+    tx = vsgd.optax.vsgd(algorithm)
+    params = {
+        "matrix": jnp.ones((3, 4), dtype),
+        "filters": jnp.ones((2, 2, 3, 4), dtype),
+        "number": jnp.ones((), dtype),
+        "empty": jnp.ones((0, 3), dtype),
+        "none": None,
+        "nothing": {},
+    }
+
+    def loss(p, _):
+        return sum(jnp.sum((leaf - 0.5) ** 2) for leaf in jax.tree.leaves(p))
+
+    state, step = tx.init(params), step_of(tx, loss)
+    new_params, new_state = params, state
+    for _ in range(15):
+        new_params, new_state = step(new_params, new_state, None)
+    for before, after in ((params, new_params), (state, new_state)):
+        assert jax.tree.structure(before) == jax.tree.structure(after)
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+            assert isinstance(b, jax.Array)
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            assert jnp.isfinite(b).all()
+    weights = vsgd.optax.eval_params(new_params, new_state)
+    assert jax.tree.map(lambda p: p.dtype, weights) == jax.tree.map(lambda p: p.dtype, params)
+    assert int(new_state.skipped) == 0
+    assert loss(new_params, None) < loss(params, None)
+
+
+def test_nothing_to_train_is_no_mistake():
+    tx = vsgd.optax.vsgd()
+    updates, state = tx.update({}, tx.init({}), {}, grad_fn=lambda p: p)
+    assert updates == {}
+    assert vsgd.optax.eval_params({}, state) == {}
+
+
+def test_does_not_compile_twice_and_donates_all():
+    tx = vsgd.optax.vsgd()
+    traced = []
+
+    def step(params, state, batch):
+        traced.append(1)
+        return step_of(tx, squared_error)(params, state, batch)
+
+    step = jax.jit(step, donate_argnums=(0, 1))
+    params = new_params(SIZES)
+    state = tx.init(params)
+    for batch in batches(12, SIZES):
+        old = params, state
+        params, state = step(params, state, batch)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+    assert len(traced) == 1
+    np.testing.assert_array_equal(flat(params), flat(trained(tx)[0]))
+
+
+def test_a_second_gradient_that_is_not_due_is_not_computed():
+    calls = []
+    tx = vsgd.optax.vsgd(NETWORKS._replace(outlier_sigmas=1e6))  # no gradient is unusually long
+
+    @jax.jit
+    def step(params, state, batch):
+        def grad_fn(p):
+            jax.debug.callback(lambda: calls.append(1))
+            return jax.grad(squared_error)(p, batch)
+
+        updates, state = tx.update(jax.grad(squared_error)(params, batch), state, params, grad_fn=grad_fn)
+        return optax.apply_updates(params, updates), state
+
+    params = new_params(SIZES)
+    state, counts = tx.init(params), []
+    for batch in batches(31, SIZES):
+        params, state = step(params, state, batch)
+        jax.effects_barrier()
+        counts.append(len(calls))
+    due = [k for k, (before, after) in enumerate(zip([0, *counts], counts, strict=False)) if after > before]
+    assert due == [0, 1, 2, 10, 20, 30]
+    assert len(calls) == len(due)
+
+
+def test_an_unusually_long_gradient_is_probed():
+    tx = vsgd.optax.vsgd()
+    params, state = trained(tx, 15)
+    step = step_of(tx, squared_error)
+    x, y = next(batches(1, SIZES))
+    assert not step(params, state, (x, y))[1].probed
+    assert step(params, state, (x, 100 * y))[1].probed
+
+
+def test_seeds_choose_the_signs_of_probes():
+    ends = [flat(trained(vsgd.optax.vsgd(seed=seed))[0]) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(ends[0], ends[1])
+    assert np.abs(ends[0] - ends[2]).max() > 1e-4
+
+
+def test_parameters_that_are_zero_learn_their_scale_from_the_loss():
+    tx = vsgd.optax.vsgd()
+    params = jnp.zeros(5)
+    _, without = tx.update(params + 1, tx.init(params), params, grad_fn=lambda p: p + 1)
+    _, given = tx.update(params + 1, tx.init(params), params, grad_fn=lambda p: p + 1, value=10.0)
+    assert without.totals[-1] == np.float32(NETWORKS.min_rms)
+    assert given.totals[-1] == pytest.approx(10 / 5)  # the loss, its slope √5, and a root of 5 coordinates
+
+
+# --- other transformations ----------------------------------------------------------------------------------------
+
+
+def test_chain_averages_what_the_parameters_are():
+    """A transformation after this one changes the iterates; their average follows those, not what was asked for."""
+    tx = optax.chain(vsgd.optax.vsgd(), optax.scale(0.0))
+    params, state = trained(tx, 8)
+    np.testing.assert_array_equal(flat(params), flat(new_params(SIZES)))
+    np.testing.assert_array_equal(flat(vsgd.optax.eval_params(params, state)), flat(params))
+    assert int(state[0].step) == 8
+
+
+def test_identity_in_a_chain_changes_nothing():
+    plain, (params, state) = trained(vsgd.optax.vsgd()), trained(optax.chain(optax.identity(), vsgd.optax.vsgd()))
+    np.testing.assert_array_equal(flat(plain[0]), flat(params))
+    np.testing.assert_array_equal(flat(vsgd.optax.eval_params(*plain)), flat(vsgd.optax.eval_params(params, state)))
+
+
+def masked_step(tx, rows_are_samples):
+    samples = vsgd.optax.per_sample(squared_error)
+
+    @jax.jit
+    def step(params, state, batch):
+        grad_fn = samples(batch) if rows_are_samples else lambda p: jax.grad(squared_error)(p, batch)
+        hidden = vsgd.optax.unmasked(grad_fn, params)
+        updates, state = tx.update(grad_fn(params), state, params, grad_fn=hidden)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+@pytest.mark.parametrize("rows_are_samples", [False, True], ids=["minibatch", "samples"])
+def test_masked_and_partitioned(rows_are_samples):
+    first_layer = [(True, True), (False, False)]
+    names = [("ours", "ours"), ("frozen", "frozen")]
+    frozen = optax.partition({"ours": vsgd.optax.vsgd(), "frozen": optax.set_to_zero()}, names)
+    chained = optax.chain(
+        optax.masked(vsgd.optax.vsgd(), first_layer),
+        optax.masked(optax.set_to_zero(), jax.tree.map(lambda taken: not taken, first_layer)),
+    )
+    results = []
+    for tx in (frozen, chained):
+        params = start = new_params(SIZES)
+        state, step = tx.init(params), masked_step(tx, rows_are_samples)
+        for batch in batches(12, SIZES):
+            params, state = step(params, state, batch)
+        weights = vsgd.optax.eval_params(params, state)
+        np.testing.assert_array_equal(flat(weights[1]), flat(start[1]))
+        assert np.abs(flat(weights[0]) - flat(start[0])).max() > 1e-3
+        assert np.abs(flat(weights[0]) - flat(params[0])).max() > 0
+        results.append(flat(weights))
+    np.testing.assert_array_equal(*results)
+
+
+def test_masked_parameters_without_their_values_are_explained():
+    tx = optax.masked(vsgd.optax.vsgd(), [(True, True), (False, False)])
+    params = new_params(SIZES)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        step_of(tx, squared_error)(params, tx.init(params), next(batches(1, SIZES)))
+    assert "vsgd.optax.unmasked" in "".join(caught.value.__notes__)
+
+
+def test_a_batch_of_runs_by_vmap():
+    tx = vsgd.optax.vsgd(NETWORKS._replace(eigenbasis=False))
+    runs = [new_params(SIZES, seed=seed) for seed in (0, 1)]
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *runs)
+    state = jax.vmap(tx.init)(params)
+    step = jax.vmap(step_of(tx, squared_error), in_axes=(0, 0, None))
+    for batch in batches(12, SIZES):
+        params, state = step(params, state, batch)
+    for k, start in enumerate(runs):
+        alone, _ = trained(tx, params=start)
+        np.testing.assert_allclose(flat(jax.tree.map(lambda p, k=k: p[k], params)), flat(alone), rtol=1e-3, atol=1e-4)
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", [NETWORKS, PAPER], ids=["networks", "paper"])
+@pytest.mark.parametrize("where", ["first", "second"])
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(where, algorithm):
+    tx = vsgd.optax.vsgd(algorithm)
+    params, state = trained(tx, 20)
+
+    @jax.jit
+    def step(params, state, batch):
+        def grad_fn(p):
+            return jax.tree.map(lambda g: g * jnp.nan, jax.grad(squared_error)(p, batch))
+
+        grads = jax.grad(squared_error)(params, batch) if where == "second" else grad_fn(params)
+        return tx.update(grads, state, params, grad_fn=grad_fn)
+
+    updates, new = step(params, state, next(batches(1, SIZES)))
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(updates))
+    assert int(new.skipped) == 1
+    old = state._replace(skipped=new.skipped, average=new.average, weight=new.weight)  # the newest iterate has entered
+    jax.tree.map(np.testing.assert_array_equal, new, old)
+    weights = [flat(vsgd.optax.eval_params(params, each)) for each in (state, new)]
+    np.testing.assert_allclose(*weights, rtol=1e-6)
+
+
+def test_mistakes_are_told_when_a_step_is_traced():
+    tx = vsgd.optax.vsgd()
+    params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    state = tx.init(params)
+    with pytest.raises(TypeError, match="grad_fn=lambda p"):
+        jax.jit(lambda p, s: tx.update(p, s, p))(params, state)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(params, state, grad_fn=lambda p: p)
+    with pytest.raises(ValueError, match="grads and parameters must have the same structure"):
+        tx.update({"w": params["w"]}, state, params, grad_fn=lambda p: p)
+    with pytest.raises(ValueError, match=r"grads\['b'\] has shape \(3,\), its parameter has \(2,\)"):
+        tx.update({**params, "b": jnp.ones(3)}, state, params, grad_fn=lambda p: p)
+    with pytest.raises(ValueError, match="the result of grad_fn and parameters"):
+        tx.update(params, state, params, grad_fn=lambda p: [p])
+    with pytest.raises(TypeError, match=r"params\['n'\] is int32, not floating-point"):
+        tx.init({"n": jnp.arange(3)})
+    with pytest.raises(TypeError, match=r"vsgd\.Networks or vsgd\.Paper"):
+        vsgd.optax.vsgd(COLUMNS)
+    with pytest.raises(TypeError, match="no state of vsgd"):
+        vsgd.optax.eval_params(params, optax.adam(0.1).init(params))
+    with pytest.raises(ValueError, match="the same number of samples"):
+        vsgd.optax.per_sample(squared_error)((jnp.ones((3, 2)), jnp.ones(2)))
+    with pytest.raises(ValueError, match="chunk is 0"):
+        vsgd.optax.per_sample(squared_error, chunk=0)
+
+
+def test_names_the_extra_if_optax_is_missing():
+    code = "import sys; sys.modules['optax'] = None; import vsgd.optax"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.stderr.strip().endswith("ImportError: vsgd.optax needs optax: pip install 'vsgd[jax]'")
+
+
+def test_operations_of_a_gradient_are_counted():
+    params, batch = new_params((64, 64)), next(batches(1, (64, 64)))
+    flops = vsgd.optax.gradient_flops(jax.grad(squared_error), params, batch)
+    assert flops == pytest.approx(4 * 32 * 64 * 64, rel=0.2)  # forward, and the gradient of the weights

@@ -10,10 +10,10 @@ The result is that of `vsgd.sklearn.fit_parts` on the same partitions, to the bi
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import cloudpickle
 import pandas as pd
 from pyspark import TaskContext
 
@@ -30,7 +30,7 @@ def run_on_partition(
         context: Any = TaskContext.get()
         number = context.partitionId()
         result = function(number, frame.drop(columns=target), frame[target].to_numpy())
-        yield pd.DataFrame({"number": [number], "result": [cloudpickle.dumps(result)]})
+        yield pd.DataFrame({"number": [number], "result": [pickle.dumps(result)]})
 
 
 def fit(estimator: Any, frame: Any, *, target: str, rounds: int = 3, classes: Any = None) -> Any:
@@ -51,6 +51,6 @@ def fit(estimator: Any, frame: Any, *, target: str, rounds: int = 3, classes: An
             return run_on_partition(function, target, batches)
 
         found = frame.mapInPandas(learn, schema="number long, result binary").collect()
-        return [cloudpickle.loads(row.result) for row in sorted(found, key=lambda row: row.number)]
+        return [pickle.loads(row.result) for row in sorted(found, key=lambda row: row.number)]
 
     return fit_rounds(estimator, each_part, rounds=rounds, classes=classes)

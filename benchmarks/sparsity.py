@@ -123,7 +123,6 @@ def draw(found: dict[str, Measured]) -> Figure:
     right.plot([], [], color="0.4", ls="--", label="the same noise, every sample non-zero")
     for axis in (left, right):
         axis.grid(alpha=0.25)
-    left.legend(frameon=False)
     right.legend(frameon=False, loc="lower left")
     return canvas
 

@@ -79,6 +79,9 @@ def merge(models: Sequence[Model], base: Model | None = None) -> Model:
         table[:, field] = mean_over(new, [table[:, field] for table in tables])
     table[:, SEEN] = seen + sum(new)
     table[:, COLUMN_MAX] = np.max([table[:, COLUMN_MAX] for table in tables], axis=0)
+    average = models[0].average.copy()
+    if average.size:
+        average = combined(origin.average, [model.average for model in models])
     batches = [float(model.progress[BATCHES] - origin.progress[BATCHES]) for model in models]
     progress = models[0].progress.copy()
     for field in (BATCHES, ROWS):
@@ -87,9 +90,7 @@ def merge(models: Sequence[Model], base: Model | None = None) -> Model:
         )
     return Model(
         table=table,
-        average=combined(origin.average, [model.average for model in models])
-        if models[0].average.size
-        else models[0].average.copy(),
+        average=average,
         curvature=origin.curvature + sum(model.curvature - origin.curvature for model in models),
         residual=mean_over(batches, [model.residual for model in models]),
         progress=progress,

@@ -69,9 +69,8 @@ def merge(kind: type, models: Iterable[Any], base: Any) -> Any:
     check_alike(kind, models if base is None else [*models, base])
     merged = copy.copy(models[0])
     merged.loss_curve_ = []
-    fitting.publish(
-        merged, merge_models([model.model_ for model in models], base and base.model_), models[0]._training()
-    )
+    model = merge_models([model.model_ for model in models], None if base is None else base.model_)
+    fitting.publish(merged, model, merged._training())
     return merged
 
 

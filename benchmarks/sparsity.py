@@ -1,9 +1,9 @@
 """Figure 1 of the paper with real gradients: what sparsity buys to larger minibatches.
 
 After one pass of training, gradients of single samples say in which fraction p of the samples each coordinate has a
-gradient other than zero, and how noisy that gradient is. The closed form of Figure 1 then gives the gain per sample in
-minibatches of n, once with this p and once as if every sample touched the coordinate. VSGD_DATA names the folder of
-the data sets.
+gradient other than zero. The closed form of Figure 1 then gives the gain per sample in minibatches of n, for noise
+levels that are given: the mean gradient of most coordinates is too small by then for their own level to be measured.
+VSGD_DATA names the folder of the data sets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from vsgd.bench.gain import counted, relative_gain
 from vsgd.torch import VSGD
 
 SIZES = np.unique(np.logspace(0, 3, 25).astype(int))
-NOISE_RANGE = (0.01, 100.0)
+NOISES = (1.0, 100.0)
+"""σ² of a gradient other than zero, in units of its squared mean."""
 COORDINATES = 300
 
 
@@ -35,7 +36,7 @@ class Sums(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Of each coordinate that has a gradient at all: the fraction of non-zero samples, and σ² / mean²."""
+    """Of each coordinate with two gradients or more: the fraction of non-zero samples, and σ² / mean², or infinity."""
 
     presence: np.ndarray
     noise: np.ndarray
@@ -90,40 +91,37 @@ def measured(sums: Sums, samples: int) -> Measured:
     there = sums.count > 1
     count, mean = sums.count[there], sums.grad[there] / sums.count[there]
     variance = np.maximum(sums.grad_sq[there] / count - mean**2, 0) * count / (count - 1)
-    signal = np.maximum(mean**2 - variance / count, 1e-30)
-    return Measured(count / samples, np.clip(variance / signal, *NOISE_RANGE))
+    signal = mean**2 - variance / count
+    known = signal > 0
+    return Measured(count / samples, np.where(known, variance / np.where(known, signal, 1), np.inf))
 
 
-def gains(found: Measured, dense: bool) -> np.ndarray:
+def gains(presence: np.ndarray, noise: float) -> np.ndarray:
     """The relative gain per sample at each size, mean over some of the coordinates."""
-    chosen = np.random.default_rng(0).choice(len(found.noise), min(COORDINATES, len(found.noise)), replace=False)
-    total = np.zeros(len(SIZES))
-    for presence, noise in zip(found.presence[chosen], found.noise[chosen], strict=True):
-        p = 1.0 if dense else float(presence)
-        total += [relative_gain(int(n), p, float(noise), counted(float(noise))) for n in SIZES]
-    return total / len(chosen)
+    chosen = np.random.default_rng(0).choice(presence, min(COORDINATES, len(presence)), replace=False)
+    return np.mean([[relative_gain(int(n), float(p), noise, counted(noise)) for n in SIZES] for p in chosen], axis=0)
 
 
 def draw(found: dict[str, Measured]) -> Figure:
-    canvas = Figure(figsize=(11, 4), layout="constrained")
-    left, right = canvas.subplots(1, 2)
-    for color, (name, one) in zip(("C0", "C1", "C2"), found.items(), strict=True):
+    canvas = Figure(figsize=(13, 4), layout="constrained")
+    left, *others = canvas.subplots(1, 1 + len(NOISES))
+    for name, one in found.items():
         presence = np.sort(one.presence)
-        left.plot(presence, np.arange(1, len(presence) + 1) / len(presence), color=color, label=name)
-        sparse, dense = gains(one, dense=False), gains(one, dense=True)
-        right.plot(SIZES, sparse, color=color, label=name)
-        right.plot(SIZES, dense, color=color, ls="--")
-        at = {n: int(np.argmin(abs(SIZES - n))) for n in (10, 100, 1000)}
-        values = ", ".join(f"n = {n}: {sparse[i]:.2f} (dense {dense[i]:.2f})" for n, i in at.items())
-        quartiles = np.percentile(one.presence, [25, 50, 75])
-        noise = np.median(one.noise)
-        print(f"{name}: non-zero {', '.join(f'{q:.2g}' for q in quartiles)} (quartiles), σ² {noise:.2g}; gain {values}")
+        left.plot(presence, np.arange(1, len(presence) + 1) / len(presence), label=name)
+        quartiles = ", ".join(f"{q:.2g}" for q in np.percentile(presence, [25, 50, 75]))
+        print(f"{name}: non-zero {quartiles} (quartiles); σ² above 100 or unknown: {np.mean(one.noise > 100):.0%}")
     left.set(xscale="log", xlabel="fraction p of samples with a non-zero gradient", ylabel="fraction of coordinates")
-    right.set(xscale="log", xlabel="minibatch size n", ylabel="relative gain per sample", ylim=(0, 1.08))
-    right.plot([], [], color="0.4", ls="--", label="the same noise, every sample non-zero")
-    for axis in (left, right):
+    for axis, noise in zip(others, NOISES, strict=True):
+        for name, presence in {**{name: one.presence for name, one in found.items()}, "dense": np.ones(1)}.items():
+            line = gains(presence, noise)
+            axis.plot(SIZES, line, label=name, **({"color": "0.4", "ls": "--"} if name == "dense" else {}))
+            at = ", ".join(f"n = {n}: {np.interp(n, SIZES, line):.2f}" for n in (10, 100, 1000))
+            print(f"σ² = {noise:g}, {name}: gain {at}")
+        axis.set(xscale="log", xlabel="minibatch size n", ylabel="relative gain per sample", ylim=(0, 1.08))
+        axis.set_title(f"σ² = {noise:g}", fontsize=10)
+    for axis in (left, *others):
         axis.grid(alpha=0.25)
-    right.legend(frameon=False, loc="lower left")
+    others[-1].legend(frameon=False, loc="lower left")
     return canvas
 
 

@@ -7,6 +7,7 @@ VSGD_DATA names the folder of the data sets.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -115,6 +116,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
+    if "VSGD_DATA" not in os.environ:
+        print("merge: set VSGD_DATA to the folder of the data sets")
+        return
     for name, tfidf in (("tf-idf", True), ("counts", False)):
         data = newsgroups(tfidf)
         goal = np.array([in_sequence(data, arguments.rounds, seed) for seed in range(arguments.seeds)])

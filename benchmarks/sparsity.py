@@ -9,6 +9,7 @@ VSGD_DATA names the folder of the data sets.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,8 +128,11 @@ def draw(found: dict[str, Measured]) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/figures/sparsity.png"))
+    parser.add_argument("--out", type=Path, help="file of the figure (default: numbers only)")
     arguments = parser.parse_args()
+    if "VSGD_DATA" not in os.environ:
+        print("sparsity: set VSGD_DATA to the folder of the data sets")
+        return
     torch.manual_seed(0)
     fashion, movies = fashion_mlp(0, sparse=False), movielens_factors(0, sparse=True)
     for task in (fashion, movies):
@@ -139,8 +143,10 @@ def main() -> None:
         "MovieLens, users": measured(sums_of_table(movies, movies.model.user, 0), size),
         "MovieLens, items": measured(sums_of_table(movies, movies.model.item, 1), size),
     }
-    draw(found).savefig(arguments.out, dpi=110)
-    print(f"wrote {arguments.out}")
+    figure = draw(found)
+    if arguments.out:
+        figure.savefig(arguments.out, dpi=110)
+        print(f"wrote {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Linear models on files of any size: `vsgd fit`, `vsgd predict` and `vsgd score` read them in chunks."""
+"""Linear models on files of any size: `vsgd fit`, `predict` and `score` read them in chunks, `vsgd merge` merges."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from vsgd.linear.losses import CLASSIFICATION, REGRESSION
 
 __all__ = ["add_commands"]
 
+FORMATS = "CSV or svmlight (.svm, .libsvm, .svmlight), gzipped or not, or Parquet"
+
 
 def later(name: str) -> Callable[[argparse.Namespace], None]:
     """A command that loads what it needs when it is run, so that other commands need not have it."""
@@ -30,20 +32,19 @@ def later(name: str) -> Callable[[argparse.Namespace], None]:
 
 
 def add_commands(commands: Any) -> None:
-    """Add the three to what `ArgumentParser.add_subparsers` returned; each sets `run`."""
-    data = argparse.ArgumentParser(add_help=False)
-    data.add_argument(
-        "data",
-        type=Path,
-        help="CSV or svmlight (.svm, .libsvm, .svmlight), gzipped or not, or Parquet; - and pipes but for fit",
-    )
-    data.add_argument("--model", type=Path, required=True, help="file of the trained model, .npz")
-    data.add_argument(
+    """Add the four to what `ArgumentParser.add_subparsers` returned; each sets `run`."""
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument("--model", type=Path, required=True, help="file of the trained model, .npz")
+    rows = argparse.ArgumentParser(add_help=False)
+    rows.add_argument(
         "--chunk-rows", type=at_least(1), help=f"rows in memory at a time (default: {DEFAULT.chunk_rows})"
     )
-    data.add_argument("--skip-bad-lines", action="store_true", help="count and skip lines that cannot be read")
+    rows.add_argument("--skip-bad-lines", action="store_true", help="count and skip lines that cannot be read")
+    data = argparse.ArgumentParser(add_help=False)
+    data.add_argument("data", type=Path, help=f"{FORMATS}; - and pipes")
 
-    command = commands.add_parser("fit", parents=[data], help="train a linear model on a file")
+    command = commands.add_parser("fit", parents=[model, rows], help="train a linear model on files")
+    command.add_argument("data", type=Path, nargs="+", help=f"{FORMATS}; several are parts of one data set")
     command.add_argument("--target", help="column to predict (svmlight has it first)")
     command.add_argument("--loss", choices=[*CLASSIFICATION, *REGRESSION], help=f"(default: {DEFAULT.loss})")
     command.add_argument(
@@ -63,7 +64,13 @@ def add_commands(commands: Any) -> None:
         type=at_least(1, MOST_HASH_BITS),
         help=f"2^this columns for words and names (default: {DEFAULT.hash_bits})",
     )
-    command.add_argument("--passes", type=at_least(1), default=5, help="passes over the file (default: 5)")
+    command.add_argument("--passes", type=at_least(1), default=5, help="passes over the files (default: 5)")
+    command.add_argument(
+        "--jobs",
+        type=at_least(1),
+        default=1,
+        help="processes that share several files and merge their models after each pass (default: 1)",
+    )
     command.add_argument("--batch-size", type=at_least(1), help=f"rows per update (default: {DEFAULT.batch_size})")
     command.add_argument("--seed", type=at_least(0, LARGEST_SEED), help=f"(default: {DEFAULT.seed})")
     command.add_argument(
@@ -71,9 +78,21 @@ def add_commands(commands: Any) -> None:
     )
     command.set_defaults(run=later("fit"))
 
-    command = commands.add_parser("predict", parents=[data], help="write a prediction per row")
+    command = commands.add_parser(
+        "merge",
+        parents=[model],
+        help="merge models that learned from different files",
+        description="Write the model that knows what several models know. Each coefficient is weighted by the number "
+        "of rows that each model has seen its column in, and by their curvature. The models must have the same "
+        "columns, classes, loss and settings. `vsgd fit --resume` can go on from the result.",
+    )
+    command.add_argument("models", type=Path, nargs="+", help="models of `vsgd fit`, .npz")
+    command.add_argument("--base", type=Path, help="the model that all of them went on from with --resume")
+    command.set_defaults(run=later("merge"))
+
+    command = commands.add_parser("predict", parents=[data, model, rows], help="write a prediction per row")
     command.add_argument("--out", type=Path, help="file to write (default: the terminal)")
     command.set_defaults(run=later("predict"))
 
-    command = commands.add_parser("score", parents=[data], help="print loss and accuracy on a file")
+    command = commands.add_parser("score", parents=[data, model, rows], help="print loss and accuracy on a file")
     command.set_defaults(run=later("score"))

@@ -1,4 +1,4 @@
-"""What `vsgd fit`, `vsgd predict` and `vsgd score` do."""
+"""What `vsgd fit`, `vsgd merge`, `vsgd predict` and `vsgd score` do."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from vsgd.algorithms.columns import COLUMNS
 from vsgd.disk import check_writable, descriptor_of, is_stream, output, refuse_same
 from vsgd.errors import UserError
+from vsgd.files.merging import check_alike
+from vsgd.files.merging import merge as merge_models
+from vsgd.files.passes import passes_over
 from vsgd.files.reading import Chunk, Source, check_format, chunks
 from vsgd.files.scan import Scan, guess_schema, scan
 from vsgd.files.settings import DEFAULT, Settings, kinds_said, refuse_other_settings, settings_of
 from vsgd.files.sources import is_pipe
 from vsgd.files.storage import Trained, load, outputs_of, save, task_of
 from vsgd.files.targets import Spread, r_squared, reader_of, spread_over
-from vsgd.linear import Training, as_rows, new_model, train_on
+from vsgd.linear import new_model
 from vsgd.linear.gate import MOST_COLUMNS
 from vsgd.linear.losses import LARGEST_LOG_MEAN
-from vsgd.linear.model import FIELDS
+from vsgd.linear.model import FIELDS, ROWS
 from vsgd.linear.training import coefficients, mean_loss
 
 
@@ -33,25 +35,38 @@ def source_of(arguments: argparse.Namespace) -> Source:
     return Source(arguments.data, arguments.skip_bad_lines)
 
 
+def sources_of(arguments: argparse.Namespace) -> list[Source]:
+    """The files to learn from, all of the format and the columns of the first."""
+    sources = [Source(path, arguments.skip_bad_lines) for path in arguments.data]
+    for source in sources:
+        if is_pipe(source.path):
+            raise UserError(
+                "vsgd fit reads its data several times, and a pipe can be read once. Save them to a file first."
+            )
+        refuse_same(arguments.model, source.path, "the data file")
+    return sources
+
+
 def bad_lines(count: int) -> str:
     return f"{count} bad line{'s' if count > 1 else ''}"
 
 
-def check_room(columns: int, outputs: int) -> None:
+def check_room(columns: int, outputs: int, jobs: int) -> None:
     """Refuse a model that memory has no room for, before the machine stands still."""
-    size = 2 * 8 * columns * FIELDS * outputs  # itself, and what is written of it
+    copies = 2 if jobs == 1 else 2 + 2 * jobs  # itself, what is written of it, and what each process has and sends
+    size = copies * 8 * columns * FIELDS * outputs
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
     if columns > MOST_COLUMNS or size > memory:
         raise UserError(
             f"a model of {columns} columns and {outputs} outputs takes {size / 1e9:.3g} GB, and this machine has "
-            f"{memory / 1e9:.3g} GB. Number the columns of svmlight without gaps, or take fewer --hash-bits."
+            f"{memory / 1e9:.3g} GB. Number the columns of svmlight without gaps, or take fewer --hash-bits or --jobs."
         )
 
 
-def begin(found: Scan, settings: Settings) -> Trained:
+def begin(found: Scan, settings: Settings, jobs: int) -> Trained:
     """A model that has learnt nothing yet."""
     task, outputs = task_of(settings.loss, len(found.classes)), outputs_of(len(found.classes))
-    check_room(found.schema.columns + 1, outputs)
+    check_room(found.schema.columns + 1, outputs, jobs)
     return Trained(
         model=new_model(found.schema.columns + 1, outputs, task, COLUMNS, settings.seed),
         schema=found.schema,
@@ -64,65 +79,60 @@ def begin(found: Scan, settings: Settings) -> Trained:
     )
 
 
-def resume(arguments: argparse.Namespace) -> tuple[Trained, Scan]:
+def resume(arguments: argparse.Namespace, sources: list[Source]) -> tuple[Trained, Scan]:
     """The model of an earlier fit, if this one asks for the same."""
     if is_stream(arguments.model):
         raise UserError(f"--resume reads the model again, so {arguments.model} must be a regular file")
     trained = load(arguments.model)
     refuse_other_settings(arguments, trained)
-    check_format(arguments.data, trained.schema)
-    found = scan(source_of(arguments), trained.schema, trained.loss)
+    check_format(sources[0].path, trained.schema)
+    found = scan(sources, trained.schema, trained.loss)
     if found.classes != trained.classes or found.schema.columns != trained.schema.columns:
         raise UserError(f"{arguments.model} was trained on other columns or classes; train anew without --resume")
     return trained, found
 
 
 def fit(arguments: argparse.Namespace) -> None:
-    """Train a linear model on a file, in several passes of constant memory."""
-    if is_pipe(arguments.data):
-        raise UserError(
-            "vsgd fit reads its data several times, and a pipe can be read once. Save them to a file first."
-        )
-    refuse_same(arguments.model, arguments.data, "the data file")
+    """Train a linear model on files, in several passes of constant memory."""
+    sources = sources_of(arguments)
     check_writable(arguments.model)
     say_to = sys.stderr if descriptor_of(arguments.model) == 1 else sys.stdout
     if arguments.resume and arguments.model.exists():
-        trained, found = resume(arguments)
+        trained, found = resume(arguments, sources)
     else:
         settings = settings_of(arguments)
-        schema, line = guess_schema(arguments.data, arguments.target, kinds_said(arguments), settings.hash_bits)
+        schema, line = guess_schema(sources[0].path, arguments.target, kinds_said(arguments), settings.hash_bits)
         print(line, file=say_to)
-        found = scan(source_of(arguments), schema, settings.loss)
-        trained = begin(found, settings)
+        found = scan(sources, schema, settings.loss)
+        trained = begin(found, settings, min(arguments.jobs, len(sources)))
     begun = trained.passes
-    for number in range(begun, arguments.passes):
-        loss, skipped = one_pass(source_of(arguments), trained, number, found.rows)
-        trained = trained._replace(passes=number + 1)
-        if number + 1 == arguments.passes or not is_stream(arguments.model):
-            save(arguments.model, trained)
-        note = f", {bad_lines(skipped)} skipped" if skipped else ""
-        print(f"pass {number + 1}: loss {loss:.6g}, {found.rows} rows{note}", file=say_to, flush=True)
+    with passes_over(sources, arguments.jobs, found.rows) as one_pass:
+        while trained.passes < arguments.passes:
+            trained, loss, rows, skipped = one_pass(trained)
+            if trained.passes == arguments.passes or not is_stream(arguments.model):
+                save(arguments.model, trained)
+            note = f", {bad_lines(skipped)} skipped" if skipped else ""
+            print(f"pass {trained.passes}: loss {loss:.6g}, {rows} rows{note}", file=say_to, flush=True)
     done = "wrote" if trained.passes > begun else "nothing to do for"
     print(f"{done} {arguments.model}", file=say_to)
 
 
-def one_pass(source: Source, trained: Trained, number: int, rows: int) -> tuple[float, int]:
-    """Learn from every chunk once, its rows shuffled. The mean loss before learning, and the bad lines."""
-    total, seen, skipped = 0.0, 0, 0
-    training = Training(trained.task, COLUMNS, trained.batch_size)
-    rng = np.random.default_rng((trained.seed, number))
-    quiet = None if sys.stderr is not None and sys.stderr.isatty() else True
-    with tqdm(total=rows, unit=" rows", desc=f"pass {number + 1}", disable=quiet) as bar:
-        for chunk in chunks(source, trained.schema, trained.chunk_rows, reader_of(trained.loss, trained.classes)):
-            count = len(chunk.y)
-            skipped += len(chunk.good) - count
-            if count:
-                order = rng.permutation(count)
-                loss = train_on(trained.model, as_rows(chunk.X), order, chunk.y, np.ones(count), training)
-                total, seen = total + loss * count, seen + count
-                bar.update(count)
-                bar.set_postfix(loss=f"{loss:.4g}")
-    return total / max(seen, 1), skipped
+def merge(arguments: argparse.Namespace) -> None:
+    """Write the model that knows what several models know."""
+    given = [*arguments.models, *([] if arguments.base is None else [arguments.base])]
+    for path in given:
+        refuse_same(arguments.model, path, "one of the models to merge")
+    models = [load(path) for path in given]
+    check_alike(given, models)
+    base = None if arguments.base is None else models.pop()
+    try:
+        merged = merge_models(models, base)
+    except ValueError as error:
+        raise UserError(f"cannot merge with --base {arguments.base}: {error}") from None
+    save(arguments.model, merged)
+    say_to = sys.stderr if descriptor_of(arguments.model) == 1 else sys.stdout
+    rows = merged.model.progress[ROWS]
+    print(f"wrote {arguments.model}: {len(models)} models, {rows} rows learned from", file=say_to)
 
 
 def predictions(arguments: argparse.Namespace, trained: Trained, with_targets: bool) -> Iterator[tuple[Chunk, Any]]:

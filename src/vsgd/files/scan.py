@@ -1,8 +1,9 @@
-"""A first pass over a file: what its columns are, which classes there are, and whether its rows are good."""
+"""A first pass over files: what their columns are, which classes there are, and whether their rows are good."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from vsgd.errors import UserError
 from vsgd.files.cells import BadRow
 from vsgd.files.reading import Source, each, target_place
-from vsgd.files.schema import Encoder, Schema, described, infer, schema_of
+from vsgd.files.schema import Encoder, Schema, described, infer, listed, schema_of
 from vsgd.files.settings import Kinds
 from vsgd.files.sources import blocks, is_svmlight
 from vsgd.files.svmlight import lines_of
@@ -61,35 +62,63 @@ class Labels:
         return 0.0
 
 
-def scan(source: Source, schema: Schema, loss: str) -> Scan:
+def scan(sources: Sequence[Source], schema: Schema, loss: str) -> Scan:
     """Go through all rows: count them, collect the classes, the means of numbers and the columns of svmlight."""
     labels = Labels()
     read_target = labels if loss in CLASSIFICATION else number_reader(loss)
+    check_alike([source.path for source in sources])
     if schema.format == "svmlight":
-        found = _scan_svmlight(source, schema, read_target)
+        found = _scan_svmlight(sources, schema, read_target)
     else:
-        found = _scan_table(source, schema, read_target)
+        found = _scan_tables(sources, schema, read_target)
     classes = classes_of(labels.seen)
+    what = (
+        f"{sources[0].path} has" if len(sources) == 1 else f"{sources[0].path} and {len(sources) - 1} more files have"
+    )
     if found.rows == 0:
-        raise UserError(f"{source.path} has no rows that can be learnt from")
+        raise UserError(f"{what} no rows that can be learnt from")
     if loss in CLASSIFICATION and len(classes) < 2:
-        raise UserError(f"{source.path} has 1 class in its targets; a classifier needs at least two")
+        raise UserError(f"{what} 1 class in the targets; a classifier needs at least two")
     return found._replace(classes=classes)
 
 
-def _scan_svmlight(source: Source, schema: Schema, read_target: ReadTarget) -> Scan:
+def check_alike(paths: Sequence[Path]) -> None:
+    """Refuse files that are not parts of one data set."""
+    first = paths[0]
+    names = None if is_svmlight(first) or len(paths) == 1 else set(open_table(first).names)
+    for path in paths[1:]:
+        if is_svmlight(path) != is_svmlight(first):
+            raise UserError(f"{path} cannot be learned from together with {first}: one is svmlight, one is a table")
+        if names is not None and (others := names ^ set(open_table(path).names)):
+            raise UserError(f"{path} and {first} differ in their columns: {listed(sorted(map(repr, others)))}")
+
+
+def _scan_svmlight(sources: Sequence[Source], schema: Schema, read_target: ReadTarget) -> Scan:
     def columns_of(line: Any) -> int:
         read_target(line.target)
         return int(line.columns.max(initial=-1)) + 1
 
     rows, columns = 0, 0
-    for width in each(source, "line", lines_of(blocks(source.path)), columns_of):
-        if width is not None:
-            rows, columns = rows + 1, max(columns, width)
+    for source in sources:
+        for width in each(source, "line", lines_of(blocks(source.path)), columns_of):
+            if width is not None:
+                rows, columns = rows + 1, max(columns, width)
     return Scan(schema._replace(columns=columns), [], rows)
 
 
-def _scan_table(source: Source, schema: Schema, read_target: ReadTarget) -> Scan:
+def _scan_tables(sources: Sequence[Source], schema: Schema, read_target: ReadTarget) -> Scan:
+    rows, counts, sums = 0, np.zeros(len(schema.numbers)), np.zeros(len(schema.numbers))
+    for source in sources:
+        for values in _numbers_of(source, schema, read_target):
+            if values is not None:
+                there = ~np.isnan(values)
+                rows, counts = rows + 1, counts + there
+                sums += np.where(there, values, 0.0)
+    return Scan(schema._replace(means=(sums / np.maximum(counts, 1)).tolist()), [], rows)
+
+
+def _numbers_of(source: Source, schema: Schema, read_target: ReadTarget) -> Iterator[Any]:
+    """The numbers of each row of a table; None for a row that is skipped."""
     table = open_table(source.path)
     encoder = Encoder(schema, table.names, source.path)
     place = target_place(source.path, table, schema.target)
@@ -98,10 +127,4 @@ def _scan_table(source: Source, schema: Schema, read_target: ReadTarget) -> Scan
         read_target(row[place])
         return encoder.numbers_of(row)
 
-    rows, counts, sums = 0, np.zeros(len(schema.numbers)), np.zeros(len(schema.numbers))
-    for values in each(source, table.unit, table.rows, numbers_of):
-        if values is not None:
-            there = ~np.isnan(values)
-            rows, counts = rows + 1, counts + there
-            sums += np.where(there, values, 0.0)
-    return Scan(schema._replace(means=(sums / np.maximum(counts, 1)).tolist()), [], rows)
+    return each(source, table.unit, table.rows, numbers_of)

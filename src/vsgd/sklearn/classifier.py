@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
@@ -17,7 +18,7 @@ from sklearn.utils.validation import _check_sample_weight
 from vsgd.algorithms.columns import Columns
 from vsgd.algorithms.paper import Paper
 from vsgd.linear import CLASSIFICATION, Training
-from vsgd.sklearn import fitting
+from vsgd.sklearn import fitting, merging
 
 
 def has_probabilities(estimator: Any) -> bool:
@@ -173,6 +174,17 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X))
+
+    @classmethod
+    def merge(cls, models: Iterable[VSGDClassifier], base: VSGDClassifier | None = None) -> VSGDClassifier:
+        """One estimator from several that learned from different rows; it can go on learning with `partial_fit`.
+
+        Args:
+            models: fitted, for the same features and classes and with the same parameters.
+            base: the estimator that all of them went on from, if there is one. What it had seen counts once.
+        """
+        merged: VSGDClassifier = merging.merge(cls, models, base)
+        return merged
 
     def sparsify(self) -> VSGDClassifier:
         """Store `coef_` as a sparse matrix."""

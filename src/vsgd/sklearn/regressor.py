@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from vsgd.algorithms.columns import Columns
 from vsgd.algorithms.paper import Paper
 from vsgd.linear import REGRESSION, Training
 from vsgd.linear.losses import LARGEST_LOG_MEAN
-from vsgd.sklearn import fitting
+from vsgd.sklearn import fitting, merging
 
 
 class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -97,6 +98,17 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """The prediction for each row; with the Poisson loss, the mean."""
         margins = fitting.predict_margins(self, X)[:, 0]
         return np.exp(np.minimum(margins, LARGEST_LOG_MEAN)) if self.loss == "poisson" else margins
+
+    @classmethod
+    def merge(cls, models: Iterable[VSGDRegressor], base: VSGDRegressor | None = None) -> VSGDRegressor:
+        """One estimator from several that learned from different rows; it can go on learning with `partial_fit`.
+
+        Args:
+            models: fitted, for the same features and with the same parameters.
+            base: the estimator that all of them went on from, if there is one. What it had seen counts once.
+        """
+        merged: VSGDRegressor = merging.merge(cls, models, base)
+        return merged
 
     def sparsify(self) -> VSGDRegressor:
         """Store `coef_` as a sparse matrix."""

@@ -1,0 +1,64 @@
+"""Model files that learned from different rows become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vsgd.errors import UserError
+from vsgd.files.storage import Trained
+from vsgd.linear.merging import merge as merge_models
+from vsgd.linear.model import ROWS
+
+
+def settings_of(trained: Trained) -> dict[str, Any]:
+    """What models must have in common to be merged."""
+    schema = trained.schema
+    return {
+        "format": schema.format,
+        "target": schema.target,
+        "number columns": schema.numbers,
+        "category columns": schema.categories,
+        "text columns": schema.texts,
+        "hash bits": schema.hash_bits,
+        "columns": schema.columns,
+        "classes": trained.classes,
+        "loss": trained.loss,
+        "batch size": trained.batch_size,
+        "chunk rows": trained.chunk_rows,
+    }
+
+
+def check_alike(paths: Sequence[Path], models: Sequence[Trained]) -> None:
+    """Refuse models that are not for the same columns, classes and loss, or were begun with other settings."""
+    first = settings_of(models[0])
+    for path, trained in zip(paths[1:], models[1:], strict=True):
+        for name, value in settings_of(trained).items():
+            if value != first[name]:
+                raise UserError(
+                    f"{path} cannot be merged with {paths[0]}, its {name} differ: "
+                    f"{value!s:.60} instead of {first[name]!s:.60}"
+                )
+
+
+def mean_of_missing(models: Sequence[Trained], base: Trained | None) -> list[float]:
+    """What stands for missing numbers: the means of the models, weighted by their rows."""
+    before = 0 if base is None else base.model.progress[ROWS]
+    rows = np.array([trained.model.progress[ROWS] - before for trained in models], float)
+    means = np.array([trained.schema.means for trained in models])
+    if (means == means[0]).all() or rows.sum() == 0:
+        return models[0].schema.means
+    return [float(mean) for mean in rows / rows.sum() @ means]
+
+
+def merge(models: Sequence[Trained], base: Trained | None = None) -> Trained:
+    """The model that knows what all of them know; `vsgd fit --resume` goes on after its last pass."""
+    merged = merge_models([trained.model for trained in models], None if base is None else base.model)
+    return models[0]._replace(
+        model=merged,
+        schema=models[0].schema._replace(means=mean_of_missing(models, base)),
+        passes=max(trained.passes for trained in models),
+    )

@@ -1,0 +1,78 @@
+"""Linear models on a Dask cluster: every worker learns from the parts that it holds, and the models are merged.
+
+    from vsgd.integrations.dask import fit
+
+    model = fit(VSGDClassifier(), frame, target="clicked")
+
+Each round is a pass over the data. A model travels to the workers and one per part comes back; rows stay where they
+are. The result is that of `vsgd.sklearn.fit_parts` on the same parts, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import distributed
+import numpy as np
+from dask.delayed import delayed
+from scipy import sparse
+
+from vsgd.sklearn.merging import fit_rounds
+
+
+def stacked(blocks: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """The blocks of one partition as one part."""
+    rows, targets = zip(*blocks, strict=True)
+    X = sparse.vstack(rows, format="csr") if sparse.issparse(rows[0]) else np.concatenate(rows)
+    return X, np.concatenate(targets)
+
+
+def without(frame: Any, target: str) -> tuple[Any, Any]:
+    """The features and the target of a partition of a data frame."""
+    return frame.drop(columns=target), frame[target].to_numpy()
+
+
+def parts_of(data: Any, target: str | None) -> list[Any]:
+    """One delayed pair (X, y) for each part."""
+    if target is not None:
+        if target not in data.columns:
+            raise ValueError(f"the data frame has no column {target!r}; its columns are {list(data.columns)}")
+        return [delayed(without)(part, target) for part in data.to_delayed()]
+    if hasattr(data, "to_delayed"):
+        return [delayed(stacked)(part) for part in data.to_delayed()]
+    return list(data)
+
+
+def apply(function: Callable[[int, Any, Any], Any], number: int, part: tuple[Any, Any]) -> Any:
+    """What a worker does."""
+    return function(number, *part)
+
+
+def fit(
+    estimator: Any,
+    data: Any,
+    *,
+    target: str | None = None,
+    rounds: int = 3,
+    classes: Any = None,
+    client: distributed.Client | None = None,
+) -> Any:
+    """A fitted copy of a `VSGDClassifier` or `VSGDRegressor`; one that is fitted already goes on from there.
+
+    Args:
+        data: a `dask.dataframe` with its `target`, a `dask.bag` of pairs (X, y), X being CSR or dense, or a list of
+            `dask.delayed` pairs. A partition is a part; the rows of all parts must fit into the memory of the workers.
+        target: name of the column to predict, for a data frame.
+        rounds: passes over the data.
+        classes: all labels. Without them, one more pass over the targets collects them.
+        client: of the cluster; the current one by default.
+    """
+    client = client or distributed.default_client()
+    parts: Sequence[Any] = client.compute(parts_of(data, target))
+
+    def each_part(function: Callable[[int, Any, Any], Any]) -> Sequence[Any]:
+        task = client.scatter(function, broadcast=True, hash=False)
+        return list(client.gather([client.submit(apply, task, i, part, pure=False) for i, part in enumerate(parts)]))
+
+    return fit_rounds(estimator, each_part, rounds=rounds, classes=classes)

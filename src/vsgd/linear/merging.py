@@ -1,0 +1,97 @@
+"""One model from several that learned from different rows, coordinate by coordinate: who knows more counts more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vsgd.linear.model import (
+    BATCHES,
+    COLUMN_MAX,
+    CURV,
+    CURV_SQ,
+    GRAD,
+    GRAD_SQ,
+    MEMORY,
+    ROWS,
+    SEEN,
+    THETA,
+    Model,
+    aligned_zeros,
+)
+
+STATISTICS = (GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY)
+
+
+def untrained(model: Model) -> Model:
+    """A model of the same shape that has seen nothing."""
+    return Model(aligned_zeros(model.table.shape), *(np.zeros_like(array) for array in model[1:]))
+
+
+def mean_over(weights: list[Any], values: list[Any]) -> Any:
+    """The weighted mean of each coordinate; the first value where no weight is: nothing changed there."""
+    total = sum(weights)
+    weighted = sum(weight * value for weight, value in zip(weights, values, strict=True))
+    return np.where(total > 0, weighted / np.where(total > 0, total, 1), values[0])
+
+
+def check_ancestor(models: Sequence[Model], base: Model) -> None:
+    """Refuse a base that the models were not trained on from."""
+    for number, model in enumerate(models, start=1):
+        if (model.table[:, SEEN] < base.table[:, SEEN]).any() or (model.progress[1:] < base.progress[1:]).any():
+            raise ValueError(f"model {number} has seen less than the base, so it was not trained on from it")
+
+
+def merge(models: Sequence[Model], base: Model | None = None) -> Model:
+    """The model that knows what all of them know, with the statistics that it takes to go on learning.
+
+    Near its optimum the loss of n samples is a parabola of curvature n·h. A model that went on from a base, θ₀ after n₀
+    samples, and has seen d_k more of them stands for the parabola of curvature P_k = n₀ h + d_k h_k around θ_k. The sum
+    over the models, each sample counted once, has the curvature P = n₀ h + Σ d_k h_k, and its minimum at
+
+        θ = θ₀ + Σ_k P_k / P · (θ_k − θ₀).
+
+    Models without a common base have n₀ = 0: then it is a mean weighted by d_k h_k. Only ratios of curvatures of one
+    coordinate enter, so the scale of a column does not matter. Statistics of gradients are means weighted by d_k.
+
+    Args:
+        models: of one shape and task, each trained on rows of its own. They stay as they are.
+        base: the model that all of them were trained on from, if there is one.
+    """
+    origin = untrained(models[0]) if base is None else base
+    check_ancestor(models, origin)
+    tables = [model.table for model in models]
+    seen = origin.table[:, SEEN]
+    new = [table[:, SEEN] - seen for table in tables]
+    before = seen * mean_over(new, [table[:, CURV] for table in tables])
+    added = [d * table[:, CURV] for d, table in zip(new, tables, strict=True)]
+    total = before + sum(added)
+    weights = [np.where(total > 0, (before + a) / np.where(total > 0, total, 1), 1 / len(models)) for a in added]
+
+    def combined(start: Any, ends: list[Any]) -> Any:
+        return start + sum(weight * (end - start) for weight, end in zip(weights, ends, strict=True))
+
+    table = aligned_zeros(origin.table.shape)
+    table[:, THETA] = combined(origin.table[:, THETA], [table[:, THETA] for table in tables])
+    for field in STATISTICS:
+        table[:, field] = mean_over(new, [table[:, field] for table in tables])
+    table[:, SEEN] = seen + sum(new)
+    table[:, COLUMN_MAX] = np.max([table[:, COLUMN_MAX] for table in tables], axis=0)
+    average = models[0].average.copy()
+    if average.size:
+        average = combined(origin.average, [model.average for model in models])
+    batches = [float(model.progress[BATCHES] - origin.progress[BATCHES]) for model in models]
+    progress = models[0].progress.copy()
+    for field in (BATCHES, ROWS):
+        progress[field] = origin.progress[field] + sum(
+            model.progress[field] - origin.progress[field] for model in models
+        )
+    return Model(
+        table=table,
+        average=average,
+        curvature=origin.curvature + sum(model.curvature - origin.curvature for model in models),
+        residual=mean_over(batches, [model.residual for model in models]),
+        progress=progress,
+    )

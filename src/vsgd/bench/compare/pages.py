@@ -12,7 +12,7 @@ from vsgd.bench.compare import curves
 from vsgd.bench.compare.judging import AXES, TOLERANCE
 from vsgd.bench.compare.table import Table
 from vsgd.bench.compare.tables import Grid, all_tables, not_run
-from vsgd.bench.report import STYLE
+from vsgd.bench.web import asset
 
 STYLE_HERE = """
 .wide { overflow-x: auto; } .wide table { font-size: .8rem; white-space: nowrap; }
@@ -180,7 +180,7 @@ def html(table: Table, page: Page) -> str:
     protocol = "".join(f"<li>{_rich(text)}</li>" for text in PROTOCOL)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>vsgd: {page.title}</title><style>{STYLE}{STYLE_HERE}</style></head><body>
+<title>vsgd: {page.title}</title><style>{asset("page.css")}{STYLE_HERE}</style></head><body>
 <h1>{page.title}</h1>
 <p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
 {first}

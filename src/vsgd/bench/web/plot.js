@@ -89,7 +89,7 @@ function plot(target, chart) {
   const width = Math.max(240, target.clientWidth || 360), height = chart.height ?? 240;
   const left = 46, right = width - 8, top = 8, bottom = height - 34;
   const series = chart.series.filter((s) => s);
-  const x = axisOf(chart.x, series.flatMap((s) => s.x), left, right, Math.max(3, Math.floor(width / 75)));
+  const x = axisOf(chart.x, series.flatMap((s) => s.x), left, right, Math.max(4, Math.floor(width / 75)));
   const marked = (chart.marks ?? []).flatMap((mark) => ("y" in mark ? [mark.y] : []));
   const y = axisOf(chart.y, [...series.flatMap((s) => [...s.y, ...(s.band?.[1] ?? [])]), ...marked], bottom, top, 6);
   x.log = chart.x.log;

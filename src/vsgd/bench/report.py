@@ -13,7 +13,7 @@ from vsgd.bench.reproduce import Reproduced, versions
 from vsgd.bench.web import embedded, page
 from vsgd.bench.web.translate import Translator
 
-HINT = "Point at a square for its learning curves, or move with the arrow keys. A click or Enter opens it below."
+HINT = "Point at a square for its learning curves, or move with the arrow keys. A click, a tap or Enter opens it below."
 SQUARES = 'tabindex=0 role=application aria-label="Squares of Figure 6: arrow keys move, Enter opens one below"'
 SCRIPTS = ["plot.js", "controls.js", "special.js", "simulation.js", "gain.js", "report.js"]
 
@@ -23,7 +23,7 @@ def translated() -> str:
     translator = Translator()
     rows = [row.algorithm for row in comparison.ROWS] + [algorithm for algorithm, _ in drift.ALGORITHMS]
     algorithms = {a.name: translator.literal(a) for a in rows}
-    for function in (simulate._fused_runs, simulate._start, problems.excess_loss, problems.sample_loss, rate):
+    for function in (simulate.fused_runs, simulate.first_minibatch, problems.excess_loss, problems.sample_loss, rate):
         translator.add(function)
     constants = {
         "BOOTSTRAP": translator.literal(simulate.BOOTSTRAP),

@@ -16,14 +16,15 @@ function make(tag, attributes = {}, ...children) {
 // A color of the package; page.css has another shade of it for dark mode.
 const themed = (color) => `var(--c${color.slice(1)}, ${color})`;
 
-const short = (value) => {
-  const size = Math.abs(value);
-  if (value !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(0).replace("e", "·10^").replace("+", "");
-  return String(Number(value.toPrecision(3)));
-};
+const superscript = (digits) => [...String(digits)].map((d) => (d === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[d])).join("");
 
-const superscript = (text) =>
-  text.replace(/^1·/, "").replace(/\^(-?\d+)/, (_, digits) => [...digits].map((d) => (d === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[d])).join(""));
+// A number in few digits: 0.0123, 150, 10⁻⁴, 2.5·10⁷.
+function short(value) {
+  const size = Math.abs(value);
+  if (value === 0 || (size >= 1e-3 && size < 1e5) || !Number.isFinite(value)) return String(Number(value.toPrecision(3)));
+  const [front, power] = value.toExponential(1).replace(".0", "").split("e");
+  return `${front === "1" ? "" : `${front}·`}10${superscript(Number(power))}`;
+}
 
 function linearTicks(low, high, wanted) {
   const rough = (high - low) / wanted || 1;
@@ -43,18 +44,21 @@ function logTicks(low, high, base, wanted) {
   return ticks.length > 1 ? ticks : [1, 2, 3, 5].flatMap((m) => [m * base ** (first - 1), m * base ** first]).filter((t) => t >= low && t <= high);
 }
 
-// {min, max, log, base, ticks, format} → a function to pixels, and its ticks.
+// {min, max, margin, log, base, ticks, format} → a function to pixels, and its ticks.
 function axisOf(options, values, from, to, wanted) {
   const usable = values.filter((v) => Number.isFinite(v) && (!options.log || v > 0));
   let low = options.min ?? usable.reduce((a, b) => Math.min(a, b), Infinity);
   let high = options.max ?? usable.reduce((a, b) => Math.max(a, b), -Infinity);
   if (!(low <= high)) [low, high] = options.log ? [1, 10] : [0, 1];
   if (low === high) [low, high] = options.log ? [low / 2, high * 2] : [low - 0.5, high + 0.5];
-  const transform = options.log ? Math.log : (v) => v;
+  const transform = options.log ? Math.log : (v) => v, back = options.log ? Math.exp : (v) => v;
+  const margin = options.margin * (transform(high) - transform(low));
+  if (options.min === undefined) low = back(transform(low) - margin);
+  if (options.max === undefined) high = back(transform(high) + margin);
   const a = transform(low), b = transform(high);
   const place = (v) => from + ((transform(v) - a) / (b - a)) * (to - from);
   const ticks = options.ticks ?? (options.log ? logTicks(low, high, options.base ?? 10, wanted) : linearTicks(low, high, wanted));
-  return { place, low, high, ticks: ticks.filter((t) => t >= low * (1 - 1e-9) && t <= high * (1 + 1e-9)), format: options.format ?? ((v) => superscript(short(v))) };
+  return { place, low, high, ticks: ticks.filter((t) => t >= low * (1 - 1e-9) && t <= high * (1 + 1e-9)), format: options.format ?? short };
 }
 
 // Consecutive points that can be shown, joined; a value outside of the frame is kept near it.
@@ -89,9 +93,9 @@ function plot(target, chart) {
   const width = Math.max(240, target.clientWidth || 360), height = chart.height ?? 240;
   const left = 46, right = width - 8, top = 8, bottom = height - 34;
   const series = chart.series.filter((s) => s);
-  const x = axisOf(chart.x, series.flatMap((s) => s.x), left, right, Math.max(4, Math.floor(width / 75)));
+  const x = axisOf({ ...chart.x, margin: 0 }, series.flatMap((s) => s.x), left, right, Math.max(4, Math.floor(width / 75)));
   const marked = (chart.marks ?? []).flatMap((mark) => ("y" in mark ? [mark.y] : []));
-  const y = axisOf(chart.y, [...series.flatMap((s) => [...s.y, ...(s.band?.[1] ?? [])]), ...marked], bottom, top, 6);
+  const y = axisOf({ ...chart.y, margin: 0.04 }, [...series.flatMap((s) => [...s.y, ...(s.band?.[1] ?? [])]), ...marked], bottom, top, 6);
   x.log = chart.x.log;
   y.log = chart.y.log;
   const bounds = [top - 200, bottom + 200], clip = `clip${clips++}`;
@@ -112,7 +116,7 @@ function plot(target, chart) {
     inside.append(make("svg:line", { class: "mark", x1, x2, y1, y2 }));
     if (mark.label) inside.append(make("svg:text", { x: x1 + 4, y: "x" in mark ? top + 9 : y1 - 4 }, mark.label));
   }
-  for (const s of series) {
+  for (const s of [...series].sort((a, b) => (a.width ?? 2) - (b.width ?? 2))) {  // thick lines on top
     const color = themed(s.color);
     if (s.band) inside.append(make("svg:path", { d: bandOf(s, x, y, bounds), style: `fill: ${color}; opacity: .14` }));
     if (s.dots) {

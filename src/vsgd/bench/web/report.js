@@ -195,7 +195,7 @@ function explore({ rows, columns, checkpoints, colors, limits }) {
   const n = slider("minibatch size n", { min: 1, max: limits.n, value: 1, steps: limits.n - 1, whole: true }, () => redraw());
   let seed = 1;
   const again = make("button", { class: "plain", type: "button", onclick: () => { seed += 1; redraw(); } }, "Draw other samples");
-  const loss = chartBox("The problem: samples and their expectation"), curves = chartBox("Excess loss / initial"), rates = chartBox("Median learning rate");
+  const loss = chartBox("Samples and their expectation"), curves = chartBox("Excess loss / initial"), rates = chartBox("Median learning rate");
   const said = make("p", { class: "note", "aria-live": "polite" });
 
   const drawProblem = (problem) => {

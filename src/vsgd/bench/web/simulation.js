@@ -32,7 +32,7 @@ function simulate(problem, algorithm, noise, checkpoints, centers = null) {
   const padded = Array.from({ length: batches }, (_, i) => (centers ? centers[Math.max(0, i - noise.lead)] : 0));
   simulate_fused_runs(
     algorithm.init, algorithm.update, algorithm.probe, algorithm.evaluation_point, algorithm.params, algorithm.curvature,
-    simulate_start(algorithm, noise), SHAPES.indexOf(problem.shape), problem.scale, Math.sqrt(problem.noise),
+    simulate_first_minibatch(algorithm, noise), SHAPES.indexOf(problem.shape), problem.scale, Math.sqrt(problem.noise),
     noise.normal, noise.present, noise.lead, padded, checkpoints, track.theta, track.rate,
   );
   return track;

@@ -37,7 +37,7 @@ UNKNOWN = object()
 
 def js_name(function: Callable[..., Any]) -> str:
     """Its module and name: those of several modules may share a name."""
-    return f"{function.__module__.split('.')[-1]}_{function.__name__.lstrip('_')}"
+    return f"{function.__module__.split('.')[-1]}_{function.__name__}"
 
 
 class Translator:

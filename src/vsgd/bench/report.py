@@ -15,7 +15,7 @@ from vsgd.bench.web.translate import Translator
 
 HINT = "Point at a square for its learning curves, or move with the arrow keys. A click, a tap or Enter opens it below."
 SQUARES = 'tabindex=0 role=application aria-label="Squares of Figure 6: arrow keys move, Enter opens one below"'
-SCRIPTS = ["plot.js", "controls.js", "special.js", "simulation.js", "gain.js", "report.js"]
+SCRIPTS = ["plot.js", "controls.js", "special.js", "simulation.js", "gain.js", "squares.js", "report.js"]
 
 
 def translated() -> str:

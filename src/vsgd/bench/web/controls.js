@@ -1,8 +1,10 @@
 // Sliders and lists to choose from. Each is a <label> with the current value in `.value`.
 
 function slider(name, { min, max, value, log = false, steps = 60, whole = false, format = short }, changed) {
-  const forth = log ? Math.log : (v) => v, back = log ? Math.exp : (v) => v;
-  const a = forth(min), b = forth(max);
+  const forth = log ? Math.log : (v) => v,
+    back = log ? Math.exp : (v) => v;
+  const a = forth(min),
+    b = forth(max);
   const input = make("input", { type: "range", min: 0, max: steps, step: 1 });
   const output = make("output");
   // the input comes first, since a label is that of the first control in it and an output is one
@@ -30,9 +32,20 @@ function slider(name, { min, max, value, log = false, steps = 60, whole = false,
 }
 
 function chooser(name, options, value, changed) {
-  const select = make("select", { onchange: () => { label.value = select.value; changed(); } }, ...options.map((o) => make("option", { value: o }, o)));
+  const select = make(
+    "select",
+    {
+      onchange: () => {
+        label.value = select.value;
+        changed();
+      },
+    },
+    ...options.map((o) => make("option", { value: o }, o)),
+  );
   const label = make("label", {}, make("span", {}, name), select);
-  label.set = (wanted) => { select.value = label.value = wanted; };
+  label.set = (wanted) => {
+    select.value = label.value = wanted;
+  };
   label.set(value);
   return label;
 }

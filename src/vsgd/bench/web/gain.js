@@ -7,7 +7,8 @@ function truth(noise) {
 const counted = (noise) => (k) => paper_rate(truth(noise), k, EXACT);
 
 function averaged(noise, n, presence) {
-  const usual = Math.max(1, n * presence), rate = paper_rate(truth(noise), usual, EXACT);
+  const usual = Math.max(1, n * presence),
+    rate = paper_rate(truth(noise), usual, EXACT);
   return (k) => (rate * k) / usual;
 }
 
@@ -18,7 +19,9 @@ function binomial(n, p) {
   if (p >= 1) return Array.from({ length: n + 1 }, (_, k) => Number(k === n));
   const logFactorial = [0];
   for (let k = 1; k <= n; k++) logFactorial.push(logFactorial[k - 1] + Math.log(k));
-  return logFactorial.map((f, k) => Math.exp(logFactorial[n] - f - logFactorial[n - k] + k * Math.log(p) + (n - k) * Math.log1p(-p)));
+  return logFactorial.map((f, k) =>
+    Math.exp(logFactorial[n] - f - logFactorial[n - k] + k * Math.log(p) + (n - k) * Math.log1p(-p)),
+  );
 }
 
 function gain(noise, step, probabilities) {

@@ -15,9 +15,12 @@ const normal = (random) => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 *
 
 // As `vsgd.bench.simulate.draw_noise`: runs × minibatches × n, those before the first update included.
 function drawNoise(seed, runs, updates, n, presence = 1) {
-  const lead = Math.ceil(BOOTSTRAP / n), random = uniform(seed);
+  const lead = Math.ceil(BOOTSTRAP / n),
+    random = uniform(seed);
   const each = (value) => {
-    const all = Array.from({ length: runs }, () => Array.from({ length: lead + updates }, () => Array.from({ length: n }, value)));
+    const all = Array.from({ length: runs }, () =>
+      Array.from({ length: lead + updates }, () => Array.from({ length: n }, value)),
+    );
     all.shape = [runs, lead + updates, n];
     return all;
   };
@@ -31,14 +34,29 @@ function simulate(problem, algorithm, noise, checkpoints, centers = null) {
   const track = { theta: empty(), rate: empty() };
   const padded = Array.from({ length: batches }, (_, i) => (centers ? centers[Math.max(0, i - noise.lead)] : 0));
   simulate_fused_runs(
-    algorithm.init, algorithm.update, algorithm.probe, algorithm.evaluation_point, algorithm.params, algorithm.curvature,
-    simulate_first_minibatch(algorithm, noise), SHAPES.indexOf(problem.shape), problem.scale, Math.sqrt(problem.noise),
-    noise.normal, noise.present, noise.lead, padded, checkpoints, track.theta, track.rate,
+    algorithm.init,
+    algorithm.update,
+    algorithm.probe,
+    algorithm.evaluation_point,
+    algorithm.params,
+    algorithm.curvature,
+    simulate_first_minibatch(algorithm, noise),
+    SHAPES.indexOf(problem.shape),
+    problem.scale,
+    Math.sqrt(problem.noise),
+    noise.normal,
+    noise.present,
+    noise.lead,
+    padded,
+    checkpoints,
+    track.theta,
+    track.rate,
   );
   return track;
 }
 
-const excessLoss = (problem, offset) => problems_excess_loss(SHAPES.indexOf(problem.shape), problem.scale, Math.sqrt(problem.noise), offset);
+const excessLoss = (problem, offset) =>
+  problems_excess_loss(SHAPES.indexOf(problem.shape), problem.scale, Math.sqrt(problem.noise), offset);
 
 // A quantile over the runs (rows) of each column.
 function quantileOf(rows, share) {

@@ -3,7 +3,8 @@
 function erf(x) {
   const size = Math.abs(x);
   if (size > 2) return Math.sign(x) * (1 - erfcTail(size));
-  let term = x, sum = x;
+  let term = x,
+    sum = x;
   for (let k = 1; Math.abs(term) > 1e-17 * Math.abs(sum); k++) {
     term *= (-x * x) / k;
     sum += term / (2 * k + 1);

@@ -21,13 +21,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
+from vsgd.errors import needs_extra
 from vsgd.integrations.alarms import alarms
 from vsgd.integrations.run_file import HEADER, Record, TensorRecord, is_run, to_line
-from vsgd.torch import VSGD, is_probing
+
+with needs_extra("vsgd.integrations.run_log", "torch"):
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+
+    from vsgd.torch import VSGD, is_probing
 
 Item = TypeVar("Item")
 

@@ -90,18 +90,16 @@ def _target(table: Table, workload: Workload) -> float | None:
 
 
 def data(table: Table) -> dict[str, Any]:
-    """What the page draws (`bench/web/compare.js`); items that were never run are left out."""
-    workloads = [w for w in table.workloads if any(name == w.name for name, _ in table.cells)]
-    methods = [m for m in table.methods if any(name == m.name for _, name in table.cells)]
+    """What the page draws (`bench/web/compare.js`)."""
     return {
         "axes": AXES,
         "most": MOST_TIMES,
-        "workloads": [{"name": w.name, "title": w.title, "target": _target(table, w)} for w in workloads],
+        "workloads": [{"name": w.name, "title": w.title, "target": _target(table, w)} for w in table.workloads],
         "methods": [
             {"name": m.name, "title": m.title, "ours": m.name == OURS, "color": _style(m)["color"], "dash": _dashes(m)}
-            for m in methods
+            for m in table.methods
         ],
-        "curves": {w.name: _curves(table, w) for w in workloads},
+        "curves": {w.name: _curves(table, w) for w in table.workloads},
         "times": {axis: [race._asdict() for race in races(table, axis)] for axis in AXES},
     }
 

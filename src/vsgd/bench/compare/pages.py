@@ -10,8 +10,8 @@ from typing import NamedTuple
 from vsgd.bench import web
 from vsgd.bench.compare import curves
 from vsgd.bench.compare.judging import TOLERANCE
-from vsgd.bench.compare.table import Table
-from vsgd.bench.compare.tables import Grid, all_tables, missing, not_run
+from vsgd.bench.compare.table import Table, what_was_run
+from vsgd.bench.compare.tables import Grid, all_tables, missing, not_run, result_tables, setting_tables
 
 PROTOCOL = (
     "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
@@ -156,16 +156,17 @@ def _drawings(table: Table) -> str:
 
 def html(table: Table, page: Page) -> str:
     made = origin(table, page)
-    first, *others = (_table(grid, made) for grid in all_tables(table))
+    shown = what_was_run(table)
+    results = result_tables(shown) if table.cells else []
+    tables = "".join(_table(grid, made) for grid in results + setting_tables(table))
     lacking = missing(table)
     protocol = "".join(f"<li>{_rich(text)}</li>" for text in PROTOCOL)
     body = f"""<h1>{page.title}</h1>
 <p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
 {'<p>Parts of it <a href="#missing">are missing</a>.</p>' if lacking.rows else ""}
 {_drawings(table)}
-{first}
-{"".join(others)}
+{tables}
 <section id=missing>{_table(lacking, made) if lacking.rows else ""}</section>
 <h2>How it was measured</h2><ul>{protocol}</ul>"""
     scripts = ["plot.js", "controls.js", "compare.js"] if table.cells else []
-    return web.page(f"vsgd: {page.title}", body, curves.data(table), scripts)
+    return web.page(f"vsgd: {page.title}", body, curves.data(shown), scripts)

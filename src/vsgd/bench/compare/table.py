@@ -160,3 +160,11 @@ def assemble(workloads: Iterable[Workload], methods: Iterable[Method], seeds: in
             else:
                 missing[workload.name, method.name] = found
     return Table(tuple(workloads), tuple(methods), seeds, cells, absent, missing)
+
+
+def what_was_run(table: Table) -> Table:
+    """Without the workloads and methods that have no results at all."""
+    return table._replace(
+        workloads=tuple(w for w in table.workloads if any(name == w.name for name, _ in table.cells)),
+        methods=tuple(m for m in table.methods if any(name == m.name for _, name in table.cells)),
+    )

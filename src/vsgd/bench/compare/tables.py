@@ -243,13 +243,19 @@ def missing(table: Table) -> Grid:
     return Grid("What is missing", words, ["workload", "optimizers", "what is missing"], rows)
 
 
-def all_tables(table: Table) -> list[Grid]:
+def result_tables(table: Table) -> list[Grid]:
     return [
         summary(table),
         finals(table),
         three_losses(table),
         *(verdicts(table, comparison) for comparison in COMPARISONS),
         endings(table),
-        settings(table),
-        workloads(table),
     ]
+
+
+def setting_tables(table: Table) -> list[Grid]:
+    return [settings(table), workloads(table)]
+
+
+def all_tables(table: Table) -> list[Grid]:
+    return result_tables(table) + setting_tables(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 LARGEST_SEED = 2**63 - 1
@@ -23,3 +24,13 @@ def at_least(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
         return value
 
     return number
+
+
+def positive_number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number above 0")
+    return value

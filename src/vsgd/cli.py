@@ -1,4 +1,4 @@
-"""The `vsgd` command: a thin layer of words over `vsgd.bench` and `vsgd.files`."""
+"""The `vsgd` command: a thin layer of words over `vsgd.bench`, `vsgd.files` and `vsgd.integrations.watch`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vsgd.bench.compare import add_command
 from vsgd.disk import only_writer, write_whole
 from vsgd.errors import UserError, one_line
 from vsgd.files import add_commands
+from vsgd.integrations.watch import add_watch_command
 
 FIGURE_NAMES = ("1", "2", "3", "4", "5", "6", "drift")
 
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(run=figures)
     add_command(commands)
     add_commands(commands)
+    add_watch_command(commands)
     return main_parser
 
 

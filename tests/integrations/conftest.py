@@ -14,6 +14,7 @@ NEEDS = {
     "test_accelerate.py": ("accelerate",),
     "test_lightning.py": ("lightning",),
     "test_plain_loops.py": ("torch",),
+    "test_run_log.py": ("torch", "tqdm"),
 }
 
 collect_ignore = [name for name, packages in NEEDS.items() if not all(map(find_spec, packages))]

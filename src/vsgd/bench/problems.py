@@ -1,12 +1,12 @@
 """The stochastic test problems of section 6, and one that is not separable.
 
-A sample is a loss of θ − ξ with ξ ~ N(0, σ²) around an optimum. Gradients and curvatures are written for
-arrays and, compiled, for scalars. Expected losses are closed forms, given as the excess over their infimum.
+A sample is a loss of θ − ξ with ξ ~ N(0, σ²) around an optimum. The functions are plain arithmetic for arrays, for
+compiled scalars, and for the page of `vsgd figures`, into which they are translated. Expected losses are closed forms,
+given as the excess over their infimum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +33,17 @@ class Problem(Protocol):
         """The expected loss at a distance from the optimum, less the least one there is."""
 
 
+def sample_loss(shape: int, scale: float, offset: Any) -> Any:
+    """The loss of one sample at a distance from its own optimum."""
+    if shape == QUAD:
+        return scale * offset**2
+    if shape == ABS:
+        return scale * abs(offset)
+    if shape == RECTLIN:
+        return scale * np.maximum(offset, 0)
+    return -scale * np.expm1(-(offset**2) / 2)
+
+
 def gradient(shape: int, scale: float, offset: Any) -> Any:
     """The derivative of the sample loss."""
     if shape == QUAD:
@@ -53,6 +64,24 @@ def curvature(shape: int, scale: float, offset: Any) -> Any:
     return 0 * offset
 
 
+def excess_loss(shape: int, scale: float, sigma: float, offset: Any) -> Any:
+    """E over ξ, less its infimum. The optimum is at 0; rectlin falls to 0 without ever reaching it."""
+    u = offset / sigma
+    if shape == QUAD:
+        excess = offset**2
+    elif shape == ABS:
+        flat = np.sqrt(2 / np.pi) * np.expm1(-(u**2) / 2)
+        excess = sigma * (u * erf(u / np.sqrt(2)) + flat)
+    elif shape == RECTLIN:
+        below = np.maximum(u, -40)  # where both terms have long been zero
+        density = np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)
+        excess = sigma * (density + below * np.exp(log_ndtr(below)))
+    else:
+        widened = 1 + sigma**2
+        excess = -np.expm1(-(offset**2) / (2 * widened)) / np.sqrt(widened)
+    return scale * np.maximum(excess, 0)
+
+
 class Elementary(NamedTuple):
     """A one-dimensional problem: a loss of one of the four `SHAPES`, its curvature setting A and noise σ²."""
 
@@ -69,13 +98,7 @@ class Elementary(NamedTuple):
         return SHAPES.index(self.shape)
 
     def sample_loss(self, offset: Any) -> Any:
-        losses: dict[str, Callable[[Any], Any]] = {
-            "quad": lambda x: x**2,
-            "abs": abs,
-            "rectlin": lambda x: np.maximum(x, 0),
-            "gauss": lambda x: -np.expm1(-(x**2) / 2),
-        }
-        return self.scale * losses[self.shape](offset)
+        return sample_loss(self.code, self.scale, offset)
 
     def gradient(self, offset: Any) -> Any:
         return gradient(self.code, self.scale, offset)
@@ -84,23 +107,8 @@ class Elementary(NamedTuple):
         return curvature(self.code, self.scale, offset)
 
     def excess_loss(self, offset: Any) -> Any:
-        """E over ξ. The optimum is at 0; rectlin falls to 0 without ever reaching it."""
-        sigma = self.sigma
-        u = np.asarray(offset, dtype=float) / sigma
         with np.errstate(over="ignore"):
-            density = np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)
-            if self.shape == "quad":
-                excess = (sigma * u) ** 2
-            elif self.shape == "abs":
-                flat = np.sqrt(2 / np.pi) * np.expm1(-(u**2) / 2)
-                excess = sigma * (u * erf(u / np.sqrt(2)) + flat)
-            elif self.shape == "rectlin":
-                below = np.maximum(u, -40)  # where both terms have long been zero
-                excess = sigma * (density + below * np.exp(log_ndtr(below)))
-            else:
-                widened = 1 + self.noise
-                excess = -np.expm1(-((sigma * u) ** 2) / (2 * widened)) / np.sqrt(widened)
-        return self.scale * np.maximum(excess, 0)
+            return excess_loss(self.code, self.scale, self.sigma, np.asarray(offset, dtype=float))
 
 
 ELEMENTARY = tuple(

@@ -5,19 +5,33 @@ from __future__ import annotations
 import base64
 from html import escape
 
-from vsgd.bench.figures import Request
+from vsgd.algorithms.paper import rate
+from vsgd.bench import problems, simulate
+from vsgd.bench.figures import Request, comparison, drift
+from vsgd.bench.gain import EXACT
 from vsgd.bench.reproduce import Reproduced, versions
+from vsgd.bench.web import embedded, page
+from vsgd.bench.web.translate import Translator
 
-STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #1d232b; background: #fff; margin: 0 auto; padding: 2rem 1rem;
-       max-width: 72rem; }
-h1 { line-height: 1.2; } h2 { margin-top: 3.5rem; border-top: 1px solid #d8dce2; padding-top: 1.2rem; }
-img { max-width: 100%; height: auto; } p { max-width: 46rem; }
-table { border-collapse: collapse; margin: 1rem 0; font-size: .92rem; }
-th, td { text-align: left; padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid #e5e8ec; vertical-align: top; }
-td.value { font-variant-numeric: tabular-nums; font-weight: 600; } .quiet, td.quiet { color: #646c78; }
-nav a { margin-right: 1rem; } code { background: #f2f4f7; padding: .1em .35em; border-radius: 3px; }
-"""
+HINT = "Point at a square for its learning curves, or move with the arrow keys. A click, a tap or Enter opens it below."
+SQUARES = 'tabindex=0 role=application aria-label="Squares of Figure 6: arrow keys move, Enter opens one below"'
+SCRIPTS = ["plot.js", "controls.js", "special.js", "simulation.js", "gain.js", "squares.js", "report.js"]
+
+
+def translated() -> str:
+    """The algorithms, the test problems and the loop over updates as JavaScript, and the constants that they need."""
+    translator = Translator()
+    rows = [row.algorithm for row in comparison.ROWS] + [algorithm for algorithm, _ in drift.ALGORITHMS]
+    algorithms = {a.name: translator.literal(a) for a in rows}
+    for function in (simulate.fused_runs, simulate.first_minibatch, problems.excess_loss, problems.sample_loss, rate):
+        translator.add(function)
+    constants = {
+        "BOOTSTRAP": translator.literal(simulate.BOOTSTRAP),
+        "SHAPES": embedded(problems.SHAPES),
+        "EXACT": translator.literal(EXACT),
+        "ALGORITHMS": "{" + ",\n".join(f"{embedded(name)}: {text}" for name, text in algorithms.items()) + "}",
+    }
+    return "\n".join([translator.text(), *(f"const {name} = {text};" for name, text in constants.items())]) + "\n"
 
 
 def heading(item: Reproduced) -> str:
@@ -40,12 +54,16 @@ def _section(item: Reproduced) -> str:
         for n in item.numbers
     )
     image = base64.b64encode(item.png).decode()
+    picture = f'<img alt="{escape(item.figure.title)}" src="data:image/png;base64,{image}">'
+    if item.figure.name == comparison.FIGURE.name:
+        picture = f"<p class=note>{HINT}</p><div class=scroll><div class=squares {SQUARES}>{picture}</div></div>"
     return f"""
 <section id="figure-{item.figure.name}">
 <h2>{escape(heading(item))}</h2>
-<img alt="{escape(item.figure.title)}" src="data:image/png;base64,{image}">
+{picture}
 <p>{escape(item.figure.caption)}</p>
-<table><tr><th>number</th><th>seen here</th><th>expected</th></tr>{rows}</table>
+<div class=try></div>
+<div class=scroll><table><tr><th>number</th><th>seen here</th><th>expected</th></tr>{rows}</table></div>
 <p class=quiet>{_took(item.seconds)}</p>
 </section>"""
 
@@ -53,19 +71,18 @@ def _section(item: Reproduced) -> str:
 def html(items: list[Reproduced], request: Request) -> str:
     links = "".join(f'<a href="#figure-{i.figure.name}">{escape(heading(i))}</a> ' for i in items)
     made = ", ".join(f"{name} {number}" for name, number in versions().items())
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>vsgd: the paper, reproduced</title><style>{STYLE}</style></head><body>
-<h1>Learning rates that set themselves: the paper, reproduced</h1>
+    body = f"""<h1>Learning rates that set themselves: the paper, reproduced</h1>
 <p>The figures of “Adaptive learning rates and parallelization for stochastic, sparse, non-smooth gradients”
 (Schaul &amp; LeCun 2013), computed anew by <code>vsgd</code>. Losses are excess expected losses in closed form; all
-algorithms see the same samples.</p>
+algorithms see the same samples. Figures 1, 2, 6 and the last one can be changed: the simulations run in this page.</p>
 <nav>{links}</nav>
 {"".join(_section(item) for item in items)}
 <h2>How this page was made</h2>
-<p><code>{escape(command(request))}</code> with {escape(made)}.</p>
-</body></html>
-"""
+<p><code>{escape(command(request))}</code> with {escape(made)}. What runs in the page is the package's own Python,
+translated to JavaScript when the page was written.</p>"""
+    data = {item.figure.name: item.data for item in items}
+    *first, last = SCRIPTS
+    return page("vsgd: the paper, reproduced", body, data, [*first, translated(), last])
 
 
 def markdown(items: list[Reproduced], request: Request) -> str:

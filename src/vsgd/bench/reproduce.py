@@ -40,6 +40,8 @@ class Reproduced(NamedTuple):
     numbers: list[KeyNumber]
     seconds: float
     """What its parts took to compute, when they were computed."""
+    data: dict[str, Any] | None
+    """What its interactive part on the page needs."""
 
 
 def versions() -> dict[str, str]:
@@ -73,6 +75,7 @@ def _assemble(figure: Figure, loaded: dict[str, tuple[store.Arrays, dict[str, An
         png=buffer.getvalue(),
         numbers=figure.numbers(results, request),
         seconds=sum(origin["seconds"] for _, origin in loaded.values()),
+        data=figure.data(results, request),
     )
 
 

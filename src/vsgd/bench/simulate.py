@@ -82,14 +82,14 @@ def simulate(
         return simulate_vectorized(problem, algorithm, noise, checkpoints, centers)
     runs = len(noise.normal)
     track = Track(*(np.full((runs, len(checkpoints)), np.inf) for _ in Track._fields))
-    compiled(_fused_runs)(
+    compiled(fused_runs)(
         compiled(algorithm.init),
         compiled(algorithm.update),
         compiled(algorithm.probe),
         compiled(algorithm.evaluation_point),
         algorithm.params,
         algorithm.curvature,
-        _start(algorithm, noise),
+        first_minibatch(algorithm, noise),
         problem.code,
         problem.scale,
         problem.sigma,
@@ -104,7 +104,7 @@ def simulate(
     return track
 
 
-def _start(algorithm: Algorithm, noise: Noise) -> int:
+def first_minibatch(algorithm: Algorithm, noise: Noise) -> int:
     """The first minibatch that an algorithm is shown: those before the first update are a bootstrap."""
     return noise.lead - min(noise.lead, -int(-algorithm.bootstrap // noise.normal.shape[2]))
 
@@ -125,7 +125,7 @@ def simulate_vectorized(
     theta, rate = np.full(shape, START), np.zeros(shape)
     state = algorithm.init(theta, algorithm.params)
     centers = _padded(centers, noise)
-    start = _start(algorithm, noise)
+    start = first_minibatch(algorithm, noise)
     dense = noise.present.all()
     with np.errstate(all="ignore"):
         for i in range(start, noise.lead + noise.updates):
@@ -167,7 +167,7 @@ def _batch_moments(
     return Moments(grad=grad, grad_sq=mean(grads**2), curv=mean(curvs), curv_sq=mean(curvs**2)), count
 
 
-def _fused_runs(
+def fused_runs(
     # the algorithm
     init: Any,
     update: Any,

@@ -1,4 +1,4 @@
-"""Drawings: losses as they fall, and shares of workloads solved."""
+"""Losses as they fall, for the page to draw, and shares of workloads solved as a picture."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import LogLocator
 
-from vsgd.bench.compare.judging import AXES, profiles, targets
+from vsgd.bench.compare.judging import AXES, profiles, races, targets
 from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.table import Table
@@ -44,7 +42,6 @@ STYLES = {
     "cocob": (PINK, "-"),
 }
 """Relatives share a color; what has a schedule is dash-dotted."""
-COLUMNS = 3
 MOST_TIMES = 100.0
 """Profiles end where an optimizer takes so many times as long as the fastest."""
 
@@ -55,73 +52,56 @@ def _style(method: Method) -> dict[str, Any]:
     return {"color": color, "ls": dashes, "lw": 3.2 if ours else 1.3, "zorder": 5 if ours else 3}
 
 
+def _dashes(method: Method) -> str | None:
+    """Lengths of dashes and gaps as SVG has them."""
+    return {"-": None, "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}[_style(method)["ls"]]
+
+
 def _column(runs: list[Run], field: str, missing: float) -> Any:
     """Seeds × evaluation points; runs that ended early are filled up."""
     longest = max(len(run.updates) for run in runs)
     return np.array([getattr(run, field) + [missing] * (longest - len(run.updates)) for run in runs], float)
 
 
-def _panel(axes: Axes, table: Table, workload: Workload, axis: str) -> None:
-    axes.set_title(workload.title, fontsize=10, loc="left", weight="bold")
-    starts, lowest = [], []
-    for method in table.methods:
-        cell = table.cells.get((workload.name, method.name))
-        runs = [] if cell is None else [run for run in cell.runs.values() if run.updates]
-        if not runs:
-            continue
-        x = np.nanmean(_column(runs, axis, math.nan), axis=0)
-        losses = _column(runs, "held_out", math.inf)
-        if workload.online:
-            losses = losses.cumsum(axis=1) / np.arange(1, losses.shape[1] + 1)
-        mean = losses.mean(axis=0)
-        shown = np.isfinite(mean)
-        style = _style(method)
-        axes.plot(x[shown], mean[shown], **style)
-        bounds = losses.min(axis=0)[shown], losses.max(axis=0)[shown]
-        axes.fill_between(x[shown], *bounds, color=style["color"], alpha=0.10, lw=0)
-        if shown.any():
-            starts.append(mean[shown][0])
-            lowest.append(mean[shown].min())
+def _rounded(values: Any) -> list[float]:
+    """Five digits are more than a curve shows."""
+    return [float(f"{value:.5g}") for value in values]
+
+
+def _curve(workload: Workload, runs: list[Run]) -> dict[str, list[float]]:
+    """What was spent and the held-out loss: mean, best and worst of the seeds."""
+    losses = _column(runs, "held_out", math.inf)
+    if workload.online:
+        losses = losses.cumsum(axis=1) / np.arange(1, losses.shape[1] + 1)
+    spent = {axis: _rounded(np.nanmean(_column(runs, axis, math.nan), axis=0)) for axis in AXES}
+    bounds = {"mean": losses.mean(axis=0), "low": losses.min(axis=0), "high": losses.max(axis=0)}
+    return {**spent, **{name: _rounded(values) for name, values in bounds.items()}}
+
+
+def _curves(table: Table, workload: Workload) -> dict[str, dict[str, list[float]]]:
+    cells = {name: cell for (where, name), cell in table.cells.items() if where == workload.name}
+    runs = {name: [run for run in cell.runs.values() if run.updates] for name, cell in cells.items()}
+    return {name: _curve(workload, found) for name, found in runs.items() if found}
+
+
+def _target(table: Table, workload: Workload) -> float | None:
     goals = list(targets(table, workload).values())
-    if goals and not workload.online:
-        axes.axhline(float(np.mean(goals)), color=GREY, lw=0.8, ls=(0, (1, 2)))
-    if starts:
-        axes.set_yscale("log")
-        bottom = min(lowest) * 0.9
-        top = max(starts) * 1.1
-        axes.set_ylim(bottom, top)  # what diverges leaves the picture
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7) if top < 50 * bottom else ()))
-        axes.yaxis.set_major_formatter("{x:g}")  # 0.02, not 2 × 10⁻²
-        axes.yaxis.set_minor_formatter("{x:g}")
-        axes.set_xlim(left=0)
-    else:
-        axes.text(0.5, 0.5, "not run", ha="center", transform=axes.transAxes, color=GREY)
-        axes.set_yticks([])
-    axes.set_xlabel(AXES[axis] if axis != "seconds" else "seconds of one core", fontsize=8, color="#646c78")
-    axes.tick_params(labelsize=8, which="both", color="#b8bec7")
-    axes.spines[["top", "right"]].set_visible(False)
+    return float(np.mean(goals)) if goals and not workload.online else None
 
 
-def _legend(axes: Axes, methods: list[Method]) -> None:
-    axes.axis("off")
-    for method in methods:
-        axes.plot([], [], label=method.title, **_style(method))
-    if methods:
-        axes.legend(loc="center left", frameon=False, fontsize=9, ncols=2, handlelength=2.6)
-
-
-def draw_curves(table: Table, axis: str) -> Canvas:
-    """Held-out losses of all workloads, one panel each."""
-    rows = math.ceil((len(table.workloads) + 1) / COLUMNS)
-    canvas = Canvas(figsize=(13, 3.1 * rows), layout="constrained")
-    panels = canvas.subplots(rows, COLUMNS, squeeze=False).flatten()
-    for axes, workload in zip(panels, table.workloads, strict=False):
-        _panel(axes, table, workload, axis)
-    shown = {name for _, name in table.cells}
-    _legend(panels[len(table.workloads)], [method for method in table.methods if method.name in shown])
-    for axes in panels[len(table.workloads) + 1 :]:
-        axes.axis("off")
-    return canvas
+def data(table: Table) -> dict[str, Any]:
+    """What the page draws (`bench/web/compare.js`)."""
+    return {
+        "axes": AXES,
+        "most": MOST_TIMES,
+        "workloads": [{"name": w.name, "title": w.title, "target": _target(table, w)} for w in table.workloads],
+        "methods": [
+            {"name": m.name, "title": m.title, "ours": m.name == OURS, "color": _style(m)["color"], "dash": _dashes(m)}
+            for m in table.methods
+        ],
+        "curves": {w.name: _curves(table, w) for w in table.workloads},
+        "times": {axis: [race._asdict() for race in races(table, axis)] for axis in AXES},
+    }
 
 
 def draw_profiles(table: Table, axis: str) -> Canvas:

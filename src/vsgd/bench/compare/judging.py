@@ -159,17 +159,36 @@ def time_to(run: Run, goal: float, axis: str, online: bool) -> float:
     return math.inf
 
 
-def profiles(table: Table, axis: str) -> dict[str, Any]:
-    """For each method, how many times longer than the fastest it took, on each workload and seed that it was run on."""
-    ratios: dict[str, list[float]] = {method.name: [] for method in table.methods}
-    for workload in table.workloads:
-        for seed, goal in targets(table, workload).items():
-            times = {
+class Race(NamedTuple):
+    """What each method spent until the target of a workload and seed was reached; infinite if it never was."""
+
+    workload: str
+    seed: int
+    spent: dict[str, float]
+
+
+def races(table: Table, axis: str) -> list[Race]:
+    """All workloads and seeds that have a target, with the methods that were run on them."""
+    return [
+        Race(
+            workload.name,
+            seed,
+            {
                 method.name: time_to(cell.runs[seed], goal, axis, workload.online)
                 for method in table.methods
                 if (cell := table.cells.get((workload.name, method.name))) is not None and not has_failed(cell)
-            }
-            fastest = min(times.values(), default=math.inf)
-            for name, spent in times.items():
-                ratios[name].append(spent / fastest if math.isfinite(spent) else math.inf)
+            },
+        )
+        for workload in table.workloads
+        for seed, goal in targets(table, workload).items()
+    ]
+
+
+def profiles(table: Table, axis: str) -> dict[str, Any]:
+    """For each method, how many times longer than the fastest it took, on each workload and seed that it was run on."""
+    ratios: dict[str, list[float]] = {method.name: [] for method in table.methods}
+    for race in races(table, axis):
+        fastest = min(race.spent.values(), default=math.inf)
+        for name, spent in race.spent.items():
+            ratios[name].append(spent / fastest if math.isfinite(spent) else math.inf)
     return {name: np.sort(values) for name, values in ratios.items() if values}

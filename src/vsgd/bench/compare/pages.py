@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from vsgd.bench import web
 from vsgd.bench.compare import curves
-from vsgd.bench.compare.judging import AXES, TOLERANCE
-from vsgd.bench.compare.table import Table
-from vsgd.bench.compare.tables import Grid, all_tables, not_run
-from vsgd.bench.report import STYLE
-
-STYLE_HERE = """
-.wide { overflow-x: auto; } .wide table { font-size: .8rem; white-space: nowrap; }
-td.long { white-space: normal; min-width: 20rem; }
-input[name=axis] { position: absolute; opacity: 0; }
-label { display: inline-block; padding: .35rem .9rem; border: 1px solid #c9ced6; border-radius: 4px; cursor: pointer;
-        margin-right: .4rem; }
-.tab { display: none; }
-"""
+from vsgd.bench.compare.judging import TOLERANCE
+from vsgd.bench.compare.table import Table, what_was_run
+from vsgd.bench.compare.tables import Grid, all_tables, missing, not_run, result_tables, setting_tables
 
 PROTOCOL = (
     "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
@@ -113,7 +103,9 @@ def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
 def markdown(table: Table, page: Page) -> str:
     """All tables, and how they were measured."""
     protocol = ["", *(f"- {text}" for text in PROTOCOL)]
-    return "\n".join([*_opening(table, page), *protocol, *_sections(all_tables(table), origin(table, page)), ""])
+    lacking = missing(table)
+    grids = all_tables(table) + ([lacking] if lacking.rows else [])
+    return "\n".join([*_opening(table, page), *protocol, *_sections(grids, origin(table, page)), ""])
 
 
 def _opening(table: Table, page: Page) -> list[str]:
@@ -144,48 +136,37 @@ def _cell(text: str) -> str:
 
 
 def _table(grid: Grid, made: str) -> str:
-    head = "".join(f"<th>{_rich(text)}</th>" for text in grid.head)
+    head = "".join(f"<th scope=col>{_rich(text)}</th>" for text in grid.head)
     rows = "".join("<tr>" + "".join(_cell(text) for text in row) + "</tr>" for row in grid.rows)
     return (
-        f"<h2>{escape(grid.title)}</h2><p>{_rich(grid.words)}</p>"
-        f"<div class=wide><table><tr>{head}</tr>{rows}</table></div><p class=quiet>{_rich(made)}</p>"
+        f"<h2>{escape(grid.title)}</h2><p>{_rich(grid.words)}</p><div class=wide><table class=sortable>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div><p class=quiet>{_rich(made)}</p>"
     )
 
 
-def _image(data: bytes, words: str) -> str:
-    return f'<img alt="{escape(words)}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
-
-
-def _tabs(table: Table) -> str:
-    """Radio buttons and a few lines of CSS: each shows the drawings of its x axis."""
-    buttons, tabs, rules = "", "", ""
-    for axis, words in AXES.items():
-        checked = " checked" if axis == "updates" else ""
-        buttons += f'<input type=radio name=axis id="{axis}"{checked}><label for="{axis}">{words}</label>'
-        profile = curves.png(curves.draw_profiles(table, axis))
-        panels = curves.png(curves.draw_curves(table, axis))
-        tabs += f"""<div class=tab id="tab-{axis}">
-<h2>Share of workloads solved</h2><p>{PROFILE}</p>{_image(profile, f"Performance profiles in {words}")}
-<h2>Held-out losses</h2><p>{CURVES}</p>{_image(panels, f"Held-out losses against {words}")}
-</div>"""
-        rules += f"#{axis}:checked ~ #tab-{axis} {{ display: block; }} "
-        rules += f"#{axis}:checked + label {{ background: #2563a8; color: #fff; }} "
-        rules += f"#{axis}:focus-visible + label {{ outline: 2px solid #1d232b; }}\n"
-    return f"<style>{rules}</style><p><b>Counted in</b></p>{buttons}{tabs}"
+def _drawings(table: Table) -> str:
+    """Where the page's script draws."""
+    if not table.cells:
+        return "<p><b>Nothing has been run yet</b>, so there is nothing to draw.</p>"
+    return f"""<div class=panel><h2 class=inner>Choose what to compare</h2><div id=choose></div></div>
+<noscript><p><b>The drawings need JavaScript.</b> The tables do not.</p></noscript>
+<h2>Share of workloads solved</h2><p>{PROFILE}</p><div id=profiles></div>
+<h2>Held-out losses</h2><p>{CURVES}</p><div id=curves class=charts></div>"""
 
 
 def html(table: Table, page: Page) -> str:
     made = origin(table, page)
-    first, *others = (_table(grid, made) for grid in all_tables(table))
+    shown = what_was_run(table)
+    results = result_tables(shown) if table.cells else []
+    tables = "".join(_table(grid, made) for grid in results + setting_tables(table))
+    lacking = missing(table)
     protocol = "".join(f"<li>{_rich(text)}</li>" for text in PROTOCOL)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>vsgd: {page.title}</title><style>{STYLE}{STYLE_HERE}</style></head><body>
-<h1>{page.title}</h1>
+    body = f"""<h1>{page.title}</h1>
 <p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
-{first}
-{_tabs(table)}
-{"".join(others)}
-<h2>How it was measured</h2><ul>{protocol}</ul>
-</body></html>
-"""
+{'<p>Parts of it <a href="#missing">are missing</a>.</p>' if lacking.rows else ""}
+{_drawings(table)}
+{tables}
+<section id=missing>{_table(lacking, made) if lacking.rows else ""}</section>
+<h2>How it was measured</h2><ul>{protocol}</ul>"""
+    scripts = ["plot.js", "controls.js", "compare.js"] if table.cells else []
+    return web.page(f"vsgd: {page.title}", body, curves.data(shown), scripts)

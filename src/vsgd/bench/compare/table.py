@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -13,10 +14,11 @@ from tqdm import tqdm
 from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.pretraining import with_checkpoint
 from vsgd.bench.compare.processes import run_all
-from vsgd.bench.compare.runs import Job, load, save
+from vsgd.bench.compare.runs import Job, load, path_of, save
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
 from vsgd.bench.datasets import MissingData, locate
+from vsgd.errors import UserError
 
 TUNED_ON = 0
 """The seed that settings are chosen on."""
@@ -40,6 +42,8 @@ class Table(NamedTuple):
     """By the names of workload and method; only what has been run on every seed."""
     absent: dict[str, str]
     """Why a workload or method could not be run, by name."""
+    missing: Mapping[tuple[str, str], str] = MappingProxyType({})
+    """What the folder lacks of a workload and method, for those that are not in `cells`."""
 
 
 def why_absent(item: Workload | Method) -> str | None:
@@ -55,9 +59,17 @@ def why_absent(item: Workload | Method) -> str | None:
     return None
 
 
+def stored(out: Path, job: Job) -> Run | None:
+    """The run, or None if there is none that can be used."""
+    try:
+        return load(out, job)
+    except (KeyError, UserError):  # of another format, or unreadable
+        return None
+
+
 def tuning_runs(out: Path, workload: Workload, method: Method) -> dict[float | None, Run]:
     """What is stored of a grid, by setting."""
-    runs = {setting: load(out, Job(workload, method, setting, TUNED_ON)) for setting in method.settings}
+    runs = {setting: stored(out, Job(workload, method, setting, TUNED_ON)) for setting in method.settings}
     return {setting: run for setting, run in runs.items() if run is not None}
 
 
@@ -100,7 +112,7 @@ def _best_settings(out: Path, workload: Workload, method: Method, seeds: int) ->
 
 def _compute_missing(jobs: list[Job], processes: int, out: Path, what: str) -> None:
     def missing(job: Job) -> bool:
-        run = load(out, job)
+        run = stored(out, job)
         return run is None or run.outcome == "failed"
 
     todo = [job._replace(workload=with_checkpoint(out, job.workload)) for job in jobs if missing(job)]
@@ -112,23 +124,47 @@ def _compute_missing(jobs: list[Job], processes: int, out: Path, what: str) -> N
                 bar.write(f"{job.workload.name}, {job.method.name}, seed {job.seed} failed: {run.message}")
 
 
+def _cell(out: Path, workload: Workload, method: Method, seeds: int) -> Cell | str:
+    """What is stored of a method on a workload, or what is missing."""
+    grid = [Job(workload, method, setting, TUNED_ON) for setting in method.settings]
+    tuned = tuning_runs(out, workload, method)
+    if 1 < len(grid) != len(tuned):  # half a grid has no best
+        return _lacking(out, grid, "settings of the grid")
+    setting = best_setting(method, tuned)
+    jobs = [Job(workload, method, setting, seed) for seed in range(seeds)]
+    runs = {job.seed: run for job in jobs if (run := stored(out, job)) is not None}
+    if len(runs) < seeds:
+        return _lacking(out, jobs, "seeds")
+    ends = method.settings[0], method.settings[-1]
+    return Cell(setting, len(grid) > 1 and setting in ends, runs)
+
+
+def _lacking(out: Path, jobs: list[Job], what: str) -> str:
+    usable = sum(stored(out, job) is not None for job in jobs)
+    unusable = sum(path_of(out, job).exists() for job in jobs) - usable
+    said = f"{usable} of {len(jobs)} {what}" if usable else "not run"
+    return f"{said}; {unusable} stored runs are damaged or of other code" if unusable else said
+
+
 def assemble(workloads: Iterable[Workload], methods: Iterable[Method], seeds: int, out: Path) -> Table:
-    """What the folder holds."""
+    """What the folder holds, and what it lacks. Runs on data that are absent by now are shown as well."""
     absent = absences(workloads, methods)
-    table = Table(tuple(workloads), tuple(methods), seeds, {}, absent)
-    for workload in table.workloads:
-        for method in table.methods:
-            if workload.name in absent or method.name in absent:
+    cells, missing = {}, {}
+    for workload in workloads:
+        for method in methods:
+            if method.name in absent:
                 continue
-            tuned = tuning_runs(out, workload, method)
-            if len(tuned) < len(method.settings):
-                continue  # half a grid has no best
-            setting = best_setting(method, tuned)
-            found = {seed: load(out, Job(workload, method, setting, seed)) for seed in range(seeds)}
-            runs = {seed: run for seed, run in found.items() if run is not None}
-            if len(runs) == seeds:
-                ends = method.settings[0], method.settings[-1]
-                table.cells[workload.name, method.name] = Cell(
-                    setting, len(method.settings) > 1 and setting in ends, runs
-                )
-    return table
+            found = _cell(out, workload, method, seeds)
+            if isinstance(found, Cell):
+                cells[workload.name, method.name] = found
+            else:
+                missing[workload.name, method.name] = found
+    return Table(tuple(workloads), tuple(methods), seeds, cells, absent, missing)
+
+
+def what_was_run(table: Table) -> Table:
+    """Without the workloads and methods that have no results at all."""
+    return table._replace(
+        workloads=tuple(w for w in table.workloads if any(name == w.name for name, _ in table.cells)),
+        methods=tuple(m for m in table.methods if any(name == m.name for _, name in table.cells)),
+    )

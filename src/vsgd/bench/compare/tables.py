@@ -228,13 +228,34 @@ def not_run(table: Table) -> str:
     return f"Not run: {', '.join(names)}." if names else ""
 
 
-def all_tables(table: Table) -> list[Grid]:
+def missing(table: Table) -> Grid:
+    """What the folder lacks, with the methods of a workload that lack the same in one row."""
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for workload in table.workloads:
+        for method in table.methods:
+            said = table.absent.get(method.name) or table.missing.get((workload.name, method.name))
+            if said:
+                why = "; ".join(filter(None, [said, table.absent.get(workload.name)]))
+                lacking.setdefault((workload.title, why), []).append(method.title)
+    everyone = len(table.methods)
+    rows = [[w, "all" if len(names) == everyone else ", ".join(names), why] for (w, why), names in lacking.items()]
+    words = "These are in no table or drawing. The same command computes them; damaged runs are computed again."
+    return Grid("What is missing", words, ["workload", "optimizers", "what is missing"], rows)
+
+
+def result_tables(table: Table) -> list[Grid]:
     return [
         summary(table),
         finals(table),
         three_losses(table),
         *(verdicts(table, comparison) for comparison in COMPARISONS),
         endings(table),
-        settings(table),
-        workloads(table),
     ]
+
+
+def setting_tables(table: Table) -> list[Grid]:
+    return [settings(table), workloads(table)]
+
+
+def all_tables(table: Table) -> list[Grid]:
+    return result_tables(table) + setting_tables(table)

@@ -10,9 +10,11 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure as Canvas
 
 from vsgd.bench.baselines import Algorithm, adagrad, natural_gradient, sgd, vsgd, vsgd_fd
+from vsgd.bench.figures.figure import COLORS as LINE_COLORS
 from vsgd.bench.figures.figure import Figure, KeyNumber, Request, Results, loss_ratio, run_problems
 from vsgd.bench.figures.squares import COLORS, MOST_DECADES, square
-from vsgd.bench.problems import ELEMENTARY, SHAPES
+from vsgd.bench.problems import ELEMENTARY, SHAPES, Elementary
+from vsgd.bench.simulate import powers_of_two
 from vsgd.bench.store import Arrays
 
 RATES = (0.01, 0.1, 1.0, 10.0)
@@ -27,6 +29,11 @@ GROUPS: dict[str, tuple[Algorithm, ...]] = {
 MINIBATCHES = (1, 10)
 CELL, GAP, BREAK = 22, 2, 10
 """Pixels of a square, between squares, and between groups."""
+FRAME = (0.145, 0.075, 0.845, 0.87)
+"""Where the squares are in the picture: left, bottom, width and height as fractions of it."""
+QUANTILES = (0.1, 0.5, 0.9)
+MOST_SAMPLES = 32
+"""The largest minibatch that can be simulated on the page."""
 
 CAPTION = """Each square is all runs of one algorithm on one problem, drawn as Figure 5 explains.
 Columns are the problems: four shapes of loss, noise σ² falling from left to right, and within each noise level
@@ -83,10 +90,17 @@ def _places(groups: list[Any]) -> list[int]:
     return places
 
 
+def _tops() -> list[int]:
+    return _places([row.group for row in ROWS])
+
+
+def _lefts() -> list[int]:
+    return _places([problem.shape for problem in ELEMENTARY])
+
+
 def draw(results: Results, request: Request) -> Canvas:
     scales = column_scales(results)
-    tops = _places([row.group for row in ROWS])
-    lefts = _places([problem.shape for problem in ELEMENTARY])
+    tops, lefts = _tops(), _lefts()
     image = np.ones((tops[-1] + CELL, lefts[-1] + CELL, 4))
     colors = colormaps[COLORS]
     for top, row in zip(tops, ROWS, strict=True):
@@ -96,7 +110,7 @@ def draw(results: Results, request: Request) -> Canvas:
             image[top : top + CELL, left : left + CELL] = colors(0.5 + values[:, columns] / (2 * scale))
 
     canvas = Canvas(figsize=(14, 14.4))
-    axis = canvas.add_axes((0.145, 0.075, 0.845, 0.87))
+    axis = canvas.add_axes(FRAME)
     axis.imshow(image, interpolation="nearest", aspect="auto")
     axis.set_axis_off()
     _label_rows(axis, tops)
@@ -172,6 +186,38 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
     return rows
 
 
+def _centidecades(problem: Elementary, theta: Any) -> list[list[int]]:
+    """Quantiles over runs of log₁₀ of the loss ratio, in hundredths, at each checkpoint."""
+    with np.errstate(divide="ignore"):
+        logs = np.clip(np.log10(loss_ratio(problem, theta)), -2 * MOST_DECADES, 2 * MOST_DECADES)
+    quantiles = np.quantile(100 * logs, QUANTILES, axis=0, method="nearest")
+    return [[round(value) for value in row] for row in quantiles.tolist()]
+
+
+def data(results: Results, request: Request) -> dict[str, Any]:
+    """The learning curves of every square, and where the squares are in the picture."""
+    left, bottom, width, height = FRAME
+    tops, lefts = _tops(), _lefts()
+    return {
+        "rows": [{"algorithm": row.algorithm.name, "n": row.n} for row in ROWS],
+        "columns": [problem._asdict() for problem in ELEMENTARY],
+        "checkpoints": powers_of_two(request.updates),
+        "quantiles": [
+            [
+                _centidecades(problem, theta)
+                for problem, theta in zip(ELEMENTARY, results[row.key]["theta"], strict=True)
+            ]
+            for row in ROWS
+        ],
+        "layout": {
+            **{"tops": tops, "lefts": lefts, "cell": CELL, "width": lefts[-1] + CELL, "height": tops[-1] + CELL},
+            "box": {"left": left, "top": 1 - bottom - height, "width": width, "height": height},
+        },
+        "colors": LINE_COLORS,
+        "limits": {"n": MOST_SAMPLES},
+    }
+
+
 FIGURE = Figure(
     name="6",
     title="All algorithms on all elementary problems",
@@ -179,4 +225,5 @@ FIGURE = Figure(
     parts=lambda request: {row.key: partial(compute, row, request) for row in ROWS},
     draw=draw,
     numbers=numbers,
+    data=data,
 )

@@ -76,6 +76,11 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
     return rows
 
 
+def data(results: Results, request: Request) -> dict[str, Any]:
+    algorithms = [(algorithm.name, color) for algorithm, color in ALGORITHMS]
+    return {"problem": PROBLEM._asdict(), "jump": JUMP, "updates": request.updates, "algorithms": algorithms}
+
+
 FIGURE = Figure(
     name="drift",
     title="Rates rise again when the data drifts",
@@ -83,4 +88,5 @@ FIGURE = Figure(
     parts=lambda request: {a.name: partial(compute, a, request) for a, _ in ALGORITHMS},
     draw=draw,
     numbers=numbers,
+    data=data,
 )

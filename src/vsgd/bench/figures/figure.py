@@ -16,6 +16,7 @@ from vsgd.bench.simulate import draw_noise, powers_of_two, simulate
 from vsgd.bench.store import Arrays
 
 BLUE, RED, GREEN, ORANGE, PURPLE, GREY = "#2563a8", "#c8442f", "#2c8a5b", "#d98e1f", "#9b3fa5", "#8a8f98"
+COLORS = {"blue": BLUE, "red": RED, "green": GREEN, "orange": ORANGE, "purple": PURPLE, "grey": GREY}
 
 RUNS_AT_ONCE = 100
 """Noise is drawn for so many runs at a time, so that memory does not grow with their number."""
@@ -40,6 +41,10 @@ class KeyNumber(NamedTuple):
 Results = dict[str, Arrays]
 
 
+def nothing(results: Results, request: Request) -> None:
+    """A figure that is a picture and no more."""
+
+
 class Figure(NamedTuple):
     name: str
     title: str
@@ -48,6 +53,8 @@ class Figure(NamedTuple):
     """The pieces of work, each stored when it is done."""
     draw: Callable[[Results, Request], Canvas]
     numbers: Callable[[Results, Request], list[KeyNumber]]
+    data: Callable[[Results, Request], dict[str, Any] | None] = nothing
+    """What the page needs to let a reader change it (`bench/web/report.js`)."""
 
 
 def run_problems(problems: tuple[Elementary, ...], algorithm: Algorithm, n: int, request: Request) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure as Canvas
 
-from vsgd.bench.figures.figure import Figure, KeyNumber, Request, Results
+from vsgd.bench.figures.figure import COLORS, Figure, KeyNumber, Request, Results
 from vsgd.bench.gain import counted, relative_gain, simulated_relative_gain
 from vsgd.bench.store import Arrays
 
@@ -73,6 +74,10 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
     ]
 
 
+def data(results: Results, request: Request) -> dict[str, Any]:
+    return {"noises": NOISES, "presences": PRESENCES, "sizes": SIZES.tolist(), "colors": COLORS}
+
+
 FIGURE = Figure(
     name="1",
     title="Diminishing returns of minibatches",
@@ -80,4 +85,5 @@ FIGURE = Figure(
     parts=lambda request: {"gain": partial(compute, request)},
     draw=draw,
     numbers=numbers,
+    data=data,
 )

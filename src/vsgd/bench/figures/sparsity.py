@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure as Canvas
 
-from vsgd.bench.figures.figure import GREEN, ORANGE, RED, Figure, KeyNumber, Request, Results
+from vsgd.bench.figures.figure import COLORS, GREEN, ORANGE, RED, Figure, KeyNumber, Request, Results
 from vsgd.bench.gain import averaged, counted, fixed, relative_gain
 from vsgd.bench.store import Arrays
 
@@ -72,6 +74,10 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
     ]
 
 
+def data(results: Results, request: Request) -> dict[str, Any]:
+    return {"settings": SETTINGS, "sizes": SIZES.tolist(), "rates": FIXED_RATES.tolist(), "colors": COLORS}
+
+
 FIGURE = Figure(
     name="2",
     title="Counting the zeros of every minibatch",
@@ -79,4 +85,5 @@ FIGURE = Figure(
     parts=lambda request: {"gain": compute},
     draw=draw,
     numbers=numbers,
+    data=data,
 )

@@ -1,0 +1,190 @@
+"""Watching a training run: a log for `vsgd watch`, and a progress bar that shows the same in one line.
+
+    from vsgd.integrations.run_log import RunLog, progress
+
+    opt = VSGD(model.named_parameters())
+    RunLog(opt, "run.jsonl")        # then, elsewhere: vsgd watch run.jsonl
+
+    for x, y in progress(loader, opt):
+        opt.minimize(lambda: F.cross_entropy(model(x), y))
+
+Both hang on hooks of the optimizer, so they work in any loop and in any trainer. They read `opt.info()` and the losses
+that closures return, and change nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vsgd.errors import needs_extra
+from vsgd.integrations.alarms import alarms
+from vsgd.integrations.run_file import HEADER, Record, TensorRecord, is_run, to_line
+
+with needs_extra("vsgd.integrations.run_log", "torch"):
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+
+    from vsgd.torch import VSGD, is_probing
+
+Item = TypeVar("Item")
+
+KEPT_RECORDS = 200
+"""Records that the alarms of a progress bar look back on."""
+
+
+class StepMeter:
+    """Collects the losses and counts the evaluations of an optimizer's steps; calls `due` after every so many."""
+
+    def __init__(self, opt: VSGD, every: int, due: Callable[[Record], None]):
+        if every < 1:
+            raise ValueError(f"every is {every}, it must be at least 1")
+        self._opt, self._every, self._due = opt, every, due
+        self._forget()
+        self._handles = [opt.register_step_pre_hook(self._before), opt.register_step_post_hook(self._after)]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _forget(self) -> None:
+        self._losses: list[Tensor] = []
+        self._steps, self._evaluations = 0, 0.0
+
+    def _before(self, opt: VSGD, args: Any, kwargs: Any) -> Any:
+        """Give the optimizer closures that are counted."""
+        if len(args) > 1:
+            return (args[0], self._counted(args[1]), *args[2:]), kwargs
+        return args, {**kwargs, "closure": self._counted(kwargs.get("closure"))}
+
+    def _counted(self, closure: Any) -> Any:
+        if isinstance(closure, Sequence):
+            return [self._count(each, len(closure)) for each in closure]
+        return self._count(closure, 1)
+
+    def _count(self, closure: Any, micro_batches: int) -> Any:
+        if not callable(closure):  # the optimizer says what is wrong with it
+            return closure
+
+        def counted() -> Any:
+            loss = closure()
+            self._evaluations += 1 / micro_batches
+            if isinstance(loss, Tensor) and not is_probing():
+                self._losses.append(loss.detach())
+            return loss
+
+        return counted
+
+    def _after(self, opt: VSGD, args: Any, kwargs: Any) -> None:
+        self._steps += 1
+        if self._steps == self._every:
+            self._due(self._record())
+            self._forget()
+
+    def _record(self) -> Record:
+        info = self._opt.info()
+        losses = torch.stack([loss.flatten()[0].double() for loss in self._losses]) if self._losses else torch.empty(0)
+        finite = losses[losses.isfinite()]
+        return Record(
+            step=self._opt.param_groups[0]["steps"],
+            time=time.time(),
+            steps=self._steps,
+            loss=float(finite.mean()) if len(finite) else math.nan,
+            gradients=self._evaluations / self._steps,
+            skipped=info.skipped,
+            batch=info.batch_worth_using if info.samples_per_step > 1 else math.nan,
+            tensors=tuple(
+                TensorRecord(t.name, t.basis, *t.rate, t.memory.median, t.signal_to_noise.median, t.outliers)
+                for t in info.tensors
+            ),
+        )
+
+
+class RunLog:
+    """Appends a line to a file after every so many steps, for `vsgd watch`.
+
+    Args:
+        opt: the optimizer. `VSGD(model.named_parameters())` gives names to tensors.
+        path: the file. A log that is there already is continued, as after a checkpoint; any other file is refused.
+        every: steps between lines. A line costs about as much as `opt.info()`.
+
+    In distributed training only the first process writes. A file that cannot be written to is a warning, not the end
+    of the training.
+    """
+
+    def __init__(self, opt: VSGD, path: str | Path, every: int = 20):
+        self._path = Path(path)
+        self._before: Record | None = None
+        if dist.is_available() and dist.is_initialized() and dist.get_rank() > 0:
+            return
+        self._begin()
+        self._meter = StepMeter(opt, every, self._write)
+
+    def _begin(self) -> None:
+        start = HEADER
+        if self._path.exists() and self._path.stat().st_size:
+            if not is_run(self._path):
+                raise ValueError(f"{self._path} is there already and not the log of a run; choose another name")
+            start = "\n" + start  # the last line may have been cut
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._append(start)
+
+    def _append(self, line: str) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _write(self, record: Record) -> None:
+        try:
+            self._append(to_line(record, self._before))
+        except OSError as error:
+            warnings.warn(f"the log {self._path} ends here: {error.strerror}", stacklevel=2)
+            self._meter.close()
+        self._before = record
+
+
+def in_one_line(record: Record, said: list[str]) -> str:
+    """What a progress bar shows."""
+    words = [] if math.isnan(record.loss) else [f"loss {record.loss:.4g}"]
+    if record.tensors:
+        rates = sorted(tensor.rate for tensor in record.tensors)
+        noises = sorted(tensor.signal_to_noise for tensor in record.tensors)
+        words += [f"rate {rates[len(rates) // 2]:.2g}", f"signal/noise {noises[len(noises) // 2]:.2g}"]
+    else:
+        words.append("starting")
+    words.append(f"{record.gradients:.2f} gradients/step")
+    if not math.isnan(record.batch):
+        words.append(f"batch worth using ×{record.batch:.2g}")
+    return ", ".join(words) + "".join(f" ! {alarm}" for alarm in said[:1])
+
+
+def progress(loader: Iterable[Item], opt: VSGD, every: int = 20, **options: Any) -> Iterator[Item]:
+    """Iterate with a `tqdm` bar that shows the loss, the median rate and signal-to-noise of the tensors, and an alarm.
+
+    Args:
+        loader: what to iterate over.
+        opt: the optimizer that takes a step for each item.
+        every: steps between changes of what is shown.
+        options: as for `tqdm`, such as `desc="epoch 1"`.
+    """
+    try:
+        from tqdm.auto import tqdm
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("the progress bar needs tqdm: pip install tqdm") from None
+    records: list[Record] = []
+    with tqdm(loader, **options) as bar:
+
+        def show(record: Record) -> None:
+            records.append(record)
+            del records[:-KEPT_RECORDS]
+            bar.set_postfix_str(in_one_line(record, alarms(records)), refresh=False)
+
+        meter = StepMeter(opt, every, show)
+        try:
+            yield from bar
+        finally:
+            meter.close()

@@ -1,0 +1,234 @@
+"""`vsgd watch`: logs as they grow, logs that are cut, files that are something else, and what is said of a run."""
+
+from __future__ import annotations
+
+import math
+import os
+import pty
+import subprocess
+import sys
+import time
+
+import pytest
+from command import refuses, succeeds
+
+from vsgd.errors import UserError
+from vsgd.integrations.alarms import alarms
+from vsgd.integrations.run_file import HEADER, Reader, Record, TensorRecord, from_line, to_line
+from vsgd.integrations.watch import duration, sparkline, tensor_lines, view
+
+WIDE = os.terminal_size((200, 60))
+
+
+def tensor(name="layer", rate=0.01, signal_to_noise=0.1, outliers=0.0):
+    return TensorRecord(name, "eigenbasis 3 x 4", rate / 10, rate, rate * 10, 20.0, signal_to_noise, outliers)
+
+
+def record(step, loss=1.0, skipped=0, tensors=(), **changes):
+    whole = Record(step, 1e9 + step, 20, loss, 1.1, skipped, math.nan, tuple(tensors))
+    return whole._replace(**changes)
+
+
+def log_of(path, records):
+    before = [None, *records]
+    path.write_text("\n".join([HEADER, *map(to_line, records, before), ""]))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.jsonl"
+
+
+def shown(path, size=WIDE, now=0.0):
+    reader = Reader(path)
+    reader.update()
+    return view(reader, size, now, color=False)
+
+
+def test_a_line_is_read_as_it_was_written():
+    here = record(20, tensors=[tensor("a"), tensor("b")], batch=2.5)
+    assert from_line(to_line(here, None), []) == here
+    assert "names" not in to_line(here, here)
+    assert from_line(to_line(here, here), here.names) == here
+    nothing = record(20, loss=math.inf)
+    assert math.isnan(from_line(to_line(nothing, None), []).loss)
+
+
+def test_what_is_shown(path):
+    records = [record(20 * k, loss=1 / k, tensors=[tensor("first"), tensor("second", 1.0)]) for k in range(1, 9)]
+    log_of(path, [*records[:-1], records[-1]._replace(batch=2.5)])
+    text = shown(path)
+    for words in (
+        "step       160",
+        "loss       0.125",
+        "lowest 0.125 at step 160",
+        "1.10",
+        "0 steps skipped",
+        "no alarms",
+    ):
+        assert words in text
+    assert "×2.5       the present one is worth using" in text
+    first, second = (line for line in text.splitlines() if line.startswith(("first", "second")))
+    assert "eigenbasis 3 x 4" in first
+    assert first.index("●") < second.index("●"), "rates of all tensors have one scale"
+    assert "worth using" not in shown(log_of(path, records))
+
+
+class TestGrowing:
+    def test_line_by_line(self, path):
+        text = log_of(path, [record(20), record(40)]).read_text()
+        path.write_text("")
+        reader, found = Reader(path), []
+        for end in range(len(text) + 1):
+            path.write_text(text[:end])
+            reader.update()
+            found.append([r.step for r in reader.records])
+        assert found[-1] == [20, 40]
+        assert found[-2] == [20], "a half-written line waits for its end"
+        assert not reader.bad_lines
+
+    def test_a_new_run_in_its_place(self, path):
+        reader = Reader(log_of(path, [record(20), record(40)]))
+        reader.update()
+        log_of(path, [record(60)])
+        reader.update()
+        assert [r.step for r in reader.records] == [60]
+
+    def test_taken_up_again_from_a_checkpoint_after_a_crash(self, path):
+        log_of(path, [record(20), record(40), record(60)])
+        with path.open("a") as file:
+            file.write('{"step": 80, "ti\n' + HEADER + "\n" + to_line(record(40, loss=0.5), None) + "\n")
+        reader = Reader(path)
+        reader.update()
+        assert [(r.step, r.loss) for r in reader.records] == [(20, 1.0), (40, 0.5)]
+        assert reader.bad_lines == 1
+        assert "1 lines of the log could not be read" in shown(path)
+
+    def test_old_records_give_up_their_tensors(self, path):
+        reader = Reader(log_of(path, [record(k, tensors=[tensor()]) for k in range(1, 9)]))
+        reader.update()
+        assert [len(r.tensors) for r in reader.records] == [0] * 5 + [1] * 3
+
+
+class TestOddFiles:
+    @pytest.mark.parametrize("content", ["", HEADER[:10], HEADER, HEADER + "\n"])
+    def test_nothing_yet(self, path, content):
+        path.write_text(content)
+        assert "no step has been recorded yet" in shown(path)
+
+    @pytest.mark.parametrize("content", [b"{}", b"hello", b"\x00\xff" * 500, b'{"a": 1}\n' * 50, b"\n"])
+    def test_foreign(self, path, content):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="is not the log of a run"):
+            Reader(path).update()
+
+    @pytest.mark.parametrize(
+        "line", ["{}", "[]", "3", "null", "\udcff", '{"step": "x"}', "[" * 10_000, to_line(record(40), None)[:-3]]
+    )
+    def test_damaged_lines_are_counted(self, path, line):
+        log_of(path, [record(20)])
+        with path.open("a", errors="surrogateescape") as file:
+            file.write(line + "\n" + to_line(record(60), None) + "\n")
+        text = shown(path)
+        assert "step       60" in text
+        assert "1 lines of the log could not be read" in text
+
+    def test_names_that_are_lost(self, path):
+        here = record(20, tensors=[tensor("a")])
+        path.write_text("\n".join([HEADER, to_line(here, here), ""]))
+        assert "tensor 0" in shown(path)
+
+    def test_the_command(self, path, tmp_path):
+        refuses("watch", path, saying="there is no")
+        refuses("watch", tmp_path)
+        refuses("watch", path, "--seconds", "0", saying="above 0")
+        log_of(path, [record(20)])
+        assert "still starting" in succeeds("watch", path)
+
+
+class TestAlarms:
+    def test_none(self):
+        assert alarms([]) == []
+        assert alarms([record(20 * k, tensors=[tensor("a"), tensor("b"), tensor("c")]) for k in range(30)]) == []
+
+    def test_not_finite(self):
+        records = [record(20 * k, skipped=3 * (k >= 8)) for k in range(10)]
+        assert alarms(records) == [
+            "the loss or its gradient was not finite in 3 of the last 100 steps, which were left out"
+        ]
+        assert alarms([*records, *(record(20 * k, skipped=3) for k in range(10, 20))]) == []
+
+    def test_a_rising_loss(self):
+        losses = [1.0, 0.5, 0.1, 0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.4, 0.4]
+        (said,) = alarms([record(20 * k, loss=loss) for k, loss in enumerate(losses)])
+        assert said == "the loss has risen to 0.4, 4.0 times its lowest at step 120"
+        assert alarms([record(20 * k, loss=-loss) for k, loss in enumerate(losses)]) == []
+
+    def test_no_gradient_and_no_curvature(self):
+        flat, dead = tensor("flat", rate=1e5), tensor("dead", rate=0.0, signal_to_noise=0.0)
+        said = alarms([record(20, tensors=[tensor("a"), tensor("b"), tensor("c"), flat, dead])])
+        assert said == [
+            "no gradient reaches dead",
+            "next to no curvature is seen by flat: only limits hold the steps there",
+        ]
+
+    def test_data_that_changed(self):
+        records = [record(20 * k, tensors=[tensor("a", outliers=0.5 * (k > 5))]) for k in range(9)]
+        assert alarms(records[:8]) == []
+        assert alarms(records) == ["minibatches are unlike those before for a: have the data changed?"]
+
+    def test_silence(self, path):
+        log_of(path, [record(20 * k) for k in range(1, 9)])
+        assert "nothing has been recorded" not in shown(path, now=1e9 + 160 + 100)
+        assert "nothing has been recorded for 16 min 40 s" in shown(path, now=1e9 + 160 + 1000)
+
+
+def test_narrow_and_low_terminals(path):
+    log_of(
+        path,
+        [record(20 * k, tensors=[tensor(f"layers.{i}.attention.output.weight") for i in range(99)]) for k in (1, 2)],
+    )
+    lines = shown(path, os.terminal_size((60, 24))).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert len(lines) <= 24
+    assert "more" in lines[-1]
+    assert len(tensor_lines((tensor("x" * 99),), 5, 200)) == 2
+
+
+def test_small_things():
+    assert sparkline([1, 2, 4, 8], 4) == "▁▃▆█"
+    assert sparkline([3.0] * 5, 3) == "▁▁▁"
+    assert sparkline([math.nan], 3) == ""
+    assert duration(59) == "59 s"
+    assert duration(3600 * 25 + 61) == "25 h 1 min"
+
+
+def test_live_in_a_terminal(path):
+    """Redrawn as the file grows, until Ctrl-C."""
+    log_of(path, [record(20)])
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "vsgd", "watch", str(path), "--seconds", "0.1"]
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, stdin=theirs, start_new_session=True)
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    seen, deadline = b"", time.monotonic() + 30
+    try:
+        for wanted in (b"step       20", b"step       40"):
+            while wanted not in seen and time.monotonic() < deadline:
+                time.sleep(0.05)
+                try:
+                    seen += os.read(ours, 100_000)
+                except BlockingIOError:
+                    continue
+            assert wanted in seen
+            with path.open("a") as file:
+                file.write(to_line(record(40), None) + "\n")
+        process.send_signal(2)
+        assert process.wait(timeout=20) == 0
+        assert process.stderr.read() == b""
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+        os.close(ours)

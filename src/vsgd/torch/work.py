@@ -15,6 +15,7 @@ from vsgd.algorithms.paper import Paper
 from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
+from vsgd.torch.replicas import ALONE, Replicas
 from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, of_dense, of_table
 from vsgd.torch.storage import Dense, Storage
 
@@ -38,31 +39,38 @@ class Work(NamedTuple):
 
 
 def collect(
-    storages: Iterable[tuple[Group, Storage]], first: list[Evaluation], totals: SampleTotals | None
+    storages: Iterable[tuple[Group, Storage]],
+    first: list[Evaluation],
+    totals: SampleTotals | None,
+    replicas: Replicas = ALONE,
 ) -> list[Work]:
     """What the evaluations say of each storage that they have a gradient of."""
     grads, work = [e.grads for e in first], []
     for group, storage in storages:
         if isinstance(storage, Dense):
-            batch = of_dense(storage, grads, None, totals)
+            batch = of_dense(storage, grads, None, totals, replicas)
             if bool(batch.counts.any()):
                 work.append(Work(group, storage, None, storage.block, batch))
         else:
-            found = of_table(storage.parameter, grads, None, totals)
+            found = of_table(storage.parameter, grads, None, totals, replicas)
             if found is not None:
                 work.append(Work(group, storage, found.rows, storage.rows(found.rows), found.batch))
     return work
 
 
 def collect_again(
-    w: Work, first: list[Evaluation], second: list[Evaluation] | None, totals: SampleTotals | None
+    w: Work,
+    first: list[Evaluation],
+    second: list[Evaluation] | None,
+    totals: SampleTotals | None,
+    replicas: Replicas = ALONE,
 ) -> Work:
     """The same with second gradients, or with all sums over samples. What has lost its gradient does not count."""
     grads = [e.grads for e in first]
     probed = None if second is None else [e.grads for e in second]
     if isinstance(w.storage, Dense):
-        return w._replace(batch=of_dense(w.storage, grads, probed, totals))
-    found = of_table(w.storage.parameter, grads, probed, totals)
+        return w._replace(batch=of_dense(w.storage, grads, probed, totals, replicas))
+    found = of_table(w.storage.parameter, grads, probed, totals, replicas)
     if found is None:
         return w._replace(batch=w.batch._replace(counts=w.batch.counts * 0))
     if not torch.equal(found.rows, w.rows):  # type: ignore[arg-type]

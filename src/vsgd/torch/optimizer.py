@@ -32,7 +32,7 @@ from vsgd.torch.closure import (
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.engine import Config
-from vsgd.torch.replicas import ALONE, agreed, check_averaged, check_models, replicas_of
+from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
 from vsgd.torch.statistics import SampleTotals, added_up, counts_rows
 from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_parameters, check_state, is_table, new_state
@@ -234,14 +234,17 @@ class VSGD(Optimizer):
             for parameter in set(self.state) - known:
                 del self.state[parameter]
 
+    def replicas(self) -> Replicas:
+        """The processes that train this model."""
+        return replicas_of(self._process_group, self._parameters(), self._samples == "replicas")
+
     def _meet_replicas(self) -> None:
         """Find the other processes, and check once that they train the same model."""
-        own = self._parameters()
-        self._replicas = replicas_of(self._process_group, own, self._samples == "replicas")
+        self._replicas = self.replicas()
         if self._reweight and self._replicas.size > 1:
             raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
         if not self._met:
-            check_models(self._replicas, own, self.param_groups[0]["steps"])
+            check_models(self._replicas, self._parameters(), self.param_groups[0]["steps"])
             self._met = True
 
     def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True, closures: int = 0) -> Evaluation:

@@ -34,8 +34,20 @@ from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.engine import Config
 from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
+from vsgd.torch.shards import is_sharded, local_of
 from vsgd.torch.statistics import SampleTotals, added_up, counts_rows
-from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_parameters, check_state, is_table, new_state
+from vsgd.torch.storage import (
+    Dense,
+    Storage,
+    arranged,
+    as_table,
+    blank_state,
+    check_parameters,
+    check_state,
+    is_blank,
+    is_table,
+    new_state,
+)
 from vsgd.torch.work import (
     Work,
     averaging_after,
@@ -264,7 +276,7 @@ class VSGD(Optimizer):
             scale = scale_of(scaler) * (-1 if group["maximize"] else 1)
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.numel():
-                    grads[parameter] = own_gradient(parameter.grad, scale)
+                    grads[parameter] = own_gradient(local_of(parameter.grad), scale)
         if not grads:
             raise RuntimeError(
                 "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "
@@ -476,21 +488,27 @@ class VSGD(Optimizer):
                 self.state[p] = as_table(self.state[p], p)
             self._storages = []
             self._arrange()
-            measure_scales(self._storages, self._replicas.of_first(distance_to_go(evaluations[0])))
+            measure_scales(self._storages, distance_to_go(evaluations[0], self._replicas))
             self._open()
 
     def _plan(self, fresh: list[Tensor]) -> dict[Tensor, tuple[int, int]]:
         """Block sizes of the bases of new parameters, within what rotation may cost."""
         groups = {p: group for group in self.param_groups for p in group["params"]}
         spent = sum(basis.cost_of(p, state) for p, state in self.state.items())
-        wanted = [p for p in fresh if getattr(groups[p]["algorithm"], "eigenbasis", False)]
+        wanted = [p for p in fresh if getattr(groups[p]["algorithm"], "eigenbasis", False) and not is_sharded(p)]
         return basis.plan(wanted, self.param_groups[0]["gradient_flops"], spent)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, of numbers, text and tensors only."""
+        """The state, of numbers, text and tensors only.
+
+        Sharded parameters have one before their first step too, for `torch.distributed.checkpoint` to load into.
+        """
         self._settle_averaging()
         saved = super().state_dict()
-        for group in saved["param_groups"]:
+        for own, group in zip(self.param_groups, saved["param_groups"], strict=True):
+            for p, index in zip(own["params"], group["params"], strict=True):
+                if is_sharded(p) and index not in saved["state"]:
+                    saved["state"][index] = blank_state(p, own["algorithm"], self._compact)
             group["algorithm"] = {"name": type(group["algorithm"]).__name__, **group["algorithm"]._asdict()}
         return saved
 
@@ -511,8 +529,8 @@ class VSGD(Optimizer):
             group["algorithm"] = config
         self.state.clear()
         for parameter, index in zip(own, saved, strict=True):
-            if index in state_dict["state"]:  # copied anew, since the base class rounds it
-                state = state_dict["state"][index]
+            state = state_dict["state"].get(index)
+            if state and not is_blank(state):  # copied anew, since the base class rounds it
                 self.state[parameter] = {name: value.detach().clone() for name, value in state.items()}
         self._forget()
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vsgd.torch.closure import Evaluation
+from vsgd.torch.shards import is_sharded
 
 OTHER_MODEL = (
     "process {other} does not have the same {what} as process 0, so the processes cannot train one model. Build the "
@@ -89,10 +90,6 @@ class Replicas(NamedTuple):
     def all(self, value: bool) -> bool:
         return all(row[0] for row in self.numbers(value))
 
-    def of_first(self, value: float) -> float:
-        """The number that process 0 has."""
-        return self.numbers(value)[0][0]
-
     @contextmanager
     def sharing_errors(self) -> Iterator[None]:
         """An error of one process within is an error of all. There must be no other communication within."""
@@ -144,14 +141,15 @@ def check_models(replicas: Replicas, parameters: Sequence[Tensor], steps: int) -
     if replicas.size == 1:
         return
     known = [p for p in parameters if not nn.parameter.is_lazy(p)]
+    whole = [p for p in known if not is_sharded(p)]
     shapes = zlib.crc32(repr([(tuple(p.shape), str(p.dtype)) for p in known]).encode())
-    facts = {"shapes of parameters": shapes, "parameters": checksum(known), "number of steps": steps}
+    facts = {"shapes of parameters": shapes, "parameters": checksum(whole), "number of steps": steps}
     check_same(replicas, list(facts.values()), [OTHER_MODEL.format(what=what, other="{other}") for what in facts])
 
 
 def check_averaged(replicas: Replicas, evaluation: Evaluation) -> None:
     """Refuse gradients that should be averaged and are not, or should not be and are."""
-    if replicas.size == 1:
+    if replicas.size == 1 or any(map(is_sharded, evaluation.grads)):
         return
     sums = [row[0] for row in replicas.numbers(checksum(list(evaluation.grads.values())))]
     if not replicas.are_samples:

@@ -16,6 +16,7 @@ from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
 from vsgd.torch.replicas import ALONE, Replicas
+from vsgd.torch.shards import is_sharded
 from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, of_dense, of_table
 from vsgd.torch.storage import Dense, Storage
 
@@ -160,14 +161,21 @@ def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0
     norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
     for (config, block), norm in zip(blocks, norms, strict=True):
         if isinstance(config, Networks):
-            overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / sum(len(b.theta) for _, b in blocks)
+            coordinates = sum(sum(engine.whole_lengths(b)) for _, b in blocks)
+            overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / coordinates
             rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
             scale = engine.totals_of(block).scale
             scale.copy_(networks.length_scale(scale, torch.where(overall > 0, rms, least), config))
 
 
-def distance_to_go(evaluation: Evaluation) -> float:
-    """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero."""
-    norms = [grad.norm().double().cpu() for grad in evaluation.grads.values()]
-    slope = float(torch.stack(norms).norm()) * math.sqrt(sum(p.numel() for p in evaluation.grads))
-    return abs(float(evaluation.loss)) / max(slope, LEAST_NORM)
+def distance_to_go(evaluation: Evaluation, replicas: Replicas) -> float:
+    """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero.
+
+    All processes take that of the first, whose gradient may be sharded over all.
+    """
+    squares = {p: float(grad.norm().double().square()) for p, grad in evaluation.grads.items()}
+    sharded = sum(square for p, square in squares.items() if is_sharded(p))
+    rows = replicas.numbers(float(evaluation.loss), sum(squares.values()) - sharded, sharded)
+    square = rows[0][1] + sum(row[2] for row in rows)
+    slope = math.sqrt(square * sum(p.numel() for p in evaluation.grads))
+    return abs(rows[0][0]) / max(slope, LEAST_NORM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -42,6 +43,15 @@ def train(model, opt, kind: str, rank: int, world: int, steps: range) -> list[fl
     return losses
 
 
+def check_refused() -> None:
+    """Gradients of parts of a tensor come averaged over the processes."""
+    model, _ = make("networks", 2)
+    for settings in ({"samples": "replicas"}, {"per_sample": model}):
+        opt = VSGD(model.parameters(), **settings)
+        with pytest.raises(TypeError, match="sharded"):
+            opt.minimize(lambda: model(torch.ones(1, 5, dtype=torch.float64)).sum())
+
+
 def whole(model):
     return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach().clone() for p in model.parameters()]
 
@@ -52,6 +62,8 @@ if __name__ == "__main__":
     rank, world = process.rank, process.world
     task, *kinds = process.arguments
     process.join()
+    if world > 1:
+        check_refused()
     results = {}
     for kind in kinds:
         model, opt = make(kind, world)

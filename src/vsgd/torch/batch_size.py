@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from vsgd.core import ema
+from vsgd.torch.shards import local_of
 
 if TYPE_CHECKING:
     from vsgd.torch.optimizer import VSGD
@@ -157,7 +158,7 @@ class BatchSizer(Sampler[list[int]]):
         replicas = opt.replicas()
         rows = size // replicas.size if replicas.are_samples else size
         parameters = [p for group in opt.param_groups for p in group["params"]]
-        grads = [p.grad.clone() for p in parameters if p.grad is not None and not p.grad.is_sparse]
+        grads = [local_of(p.grad).clone() for p in parameters if p.grad is not None and not p.grad.is_sparse]
         if self._last is not None and len(grads) == len(self._last[1]):
             before, others = self._last
             products = [

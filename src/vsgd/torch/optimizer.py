@@ -256,6 +256,10 @@ class VSGD(Optimizer):
         if self._reweight and self._replicas.size > 1:
             raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
         if not self._met:
+            if any(map(is_sharded, self._parameters())) and (self._recorder is not None or self._samples == "replicas"):
+                raise TypeError(
+                    "a parameter is sharded, so its gradients come averaged: leave per_sample and samples out"
+                )
             check_models(self._replicas, self._parameters(), self.param_groups[0]["steps"])
             self._met = True
 

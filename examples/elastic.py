@@ -1,10 +1,12 @@
 """Handwritten digits on workers that come and go.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nnodes=1:4 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 examples/elastic.py digits.pt
 
 Start the same line on up to four machines (or in four terminals, with HOST = localhost). When a worker dies or another
 joins, torchrun starts all of them anew, as many as there are then, and they go on from the last checkpoint. Steps see
-the same global minibatches whatever the number of workers, and there is no learning rate to scale with it.
+the same global minibatches whatever the number of workers, and there is no learning rate to scale with it. The variable
+keeps workers that are started anew from reading addresses of those before them (pytorch issue 135712).
 """
 
 from __future__ import annotations

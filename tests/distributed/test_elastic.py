@@ -25,6 +25,7 @@ def torchrun(folder, workers, *arguments, restarts=0):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}",
                f"--max-restarts={restarts}", "--monitor-interval=0.1", EXAMPLE, *map(str, arguments)]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the example says
     with log.open("w") as out:
         process = subprocess.Popen(
             command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -12,7 +13,7 @@ from vsgd.eigenbasis import Basis, cost, observed, plan_blocks, turned
 
 def matrix_shape(parameter: Tensor) -> tuple[int, int]:
     """Rows and columns of a tensor as a matrix."""
-    return (len(parameter), parameter[0].numel()) if parameter.dim() > 1 else (parameter.numel(), 1)
+    return (len(parameter), math.prod(parameter.shape[1:])) if parameter.dim() > 1 else (parameter.numel(), 1)
 
 
 def basis_of(state: dict[str, Tensor]) -> Basis:

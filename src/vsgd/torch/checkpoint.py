@@ -12,7 +12,8 @@ from vsgd.algorithms.networks import Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.tensors import LEAST_PROBE, UNLIMITED, Config, Totals
 from vsgd.torch.basis import matrix_shape
-from vsgd.torch.storage import STATISTICS, ParamState, precision
+from vsgd.torch.shards import is_sharded, local_of
+from vsgd.torch.storage import STATISTICS, ParamState, is_blank, precision
 
 ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in (Networks, Paper)}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -67,7 +68,8 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
     for parameter, name in zip(parameters, names, strict=True):
         if parameter in states:
             check_state(states[parameter], parameter, name)
-    copies = {p: {key: copied(key, value) for key, value in state.items()} for p, state in states.items()}
+    begun = {p: state for p, state in states.items() if not is_blank(state)}
+    copies = {p: {key: copied(key, value) for key, value in state.items()} for p, state in begun.items()}
     return Checkpoint([algorithm_of(group["algorithm"], place) for place, group in enumerate(found)], copies)
 
 
@@ -164,7 +166,7 @@ def check_state(state: Any, parameter: Tensor, name: Any) -> None:
                 f"{wanted.get(key, 'absent')}"
             )
     for key, value in state.items():
-        if value.numel() and not is_possible(key, value, parameter):
+        if local_of(value).numel() and not is_possible(key, local_of(value), parameter):
             raise refused(
                 f"the state is damaged: {key!r} of parameter {name}, of shape {found[key]}, has numbers that are not "
                 "finite, too large or too small"
@@ -217,8 +219,11 @@ def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
 
 
 def adds_up(state: ParamState) -> bool:
-    """Are the totals of a dense parameter the sums of its statistics, and the other two lengths?"""
-    if "totals" not in state:
+    """Are the totals of a dense parameter the sums of its statistics, and the other two lengths?
+
+    Of a sharded one this process has a part of the statistics only.
+    """
+    if "totals" not in state or is_sharded(state["grad"]):
         return True
     grad, grad_sq, curv, curv_sq = (state[key].detach().double() for key in STATISTICS[:4])
     sums = torch.stack([part.sum() for part in (grad_sq, grad.square(), curv.abs(), curv_sq)])
@@ -228,7 +233,7 @@ def adds_up(state: ParamState) -> bool:
 
 def has_memory(state: ParamState) -> bool:
     """τ ≥ 1, but in rows of a table that were never touched."""
-    memory, seen = state["memory"].detach(), state["seen"].detach().to(state["memory"].device)
+    memory, seen = local_of(state["memory"].detach()), state["seen"].detach().to(state["memory"].device)
     untouched = (seen == 0).view(-1, *[1] * (memory.dim() - 1)) if seen.numel() > 1 else torch.tensor(False)
     return bool(((memory >= 1) | untouched.to(memory.device)).all())
 

@@ -32,6 +32,7 @@ from vsgd.tensors import (
 )
 from vsgd.tensors import context as context_of
 from vsgd.torch import loops
+from vsgd.torch.shards import Shards, summed
 
 
 class Block(NamedTuple):
@@ -54,6 +55,8 @@ class Block(NamedTuple):
     """Coordinates of each segment."""
     decoupled: bool
     """Are these coordinates in which the covariance of the gradient is nearly diagonal?"""
+    shards: Shards | None = None
+    """How segments continue in other processes, if they do."""
 
 
 class BatchStatistics(NamedTuple):
@@ -97,8 +100,13 @@ def tensor_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(lengths, dtype=torch.float64, device=device)
 
 
+def whole_lengths(block: Block) -> tuple[int, ...]:
+    """Coordinates of each segment, those in other processes included."""
+    return block.lengths if block.shards is None else block.shards.lengths
+
+
 def lengths_of(block: Block) -> Tensor:
-    return tensor_of(block.lengths, block.totals.device)
+    return tensor_of(whole_lengths(block), block.totals.device)
 
 
 def all_pieces(block: Block) -> Any:
@@ -108,11 +116,12 @@ def all_pieces(block: Block) -> Any:
 def squared_norms(values: Tensor, block: Block) -> Tensor:
     """Σ values² per segment."""
     if not values.is_cpu:
-        return torch.stack([part.double().square().sum() for part in values.split(block.lengths)])
+        parts = values.split(block.lengths)
+        return summed(torch.stack([part.double().square().sum() for part in parts]), block.shards)
     pieces = all_pieces(block)
     sums = np.zeros(len(pieces))
     loops.on_threads(kept(loops.norm_loop), pieces, values.numpy(), sums)
-    return per_segment(sums, pieces, block)
+    return summed(per_segment(sums, pieces, block), block.shards)
 
 
 def per_segment(sums: Any, pieces: Any, block: Block) -> Tensor:
@@ -132,6 +141,8 @@ def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool)
     for part in (batch.probed_grad, batch.grad_sq, batch.diff_sq):
         if part is not None and part.numel():
             usable = usable & (part.abs().max() < limit)
+    if block.shards is not None:
+        usable = block.shards.add_up((~usable).double()) == 0
     if by_rows or isinstance(config, Paper):
         return torch.stack([usable, usable & False])
     counts, totals = batch.counts.to(norms.device), totals_of(block)
@@ -152,15 +163,17 @@ def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Co
         delta = paper.probe(state_of(block, spread(block.seen, block)), batch.grad, spread(batch.counts, block), config)
         return delta
     sizes = probe_size(totals_of(block).scale, config)
+    offsets = (0,) * len(block.lengths) if block.shards is None else block.shards.offsets
     if seeds is None:
         delta = networks.probe(spread(sizes, block), (batch.grad < 0).to(torch.int64))
     elif block.theta.is_cpu:
         delta = torch.empty_like(block.theta)
-        starts = np.cumsum([0, *block.lengths[:-1]])
+        starts = np.cumsum([0, *block.lengths[:-1]]) - np.array(offsets)
         arrays = delta.numpy(), starts, sizes.to(delta.dtype).numpy(), seeds.numpy()
         loops.on_threads(kept(loops.probe_loop), all_pieces(block), *arrays)
     else:
-        places = (torch.arange(length, device=block.theta.device) for length in block.lengths)
+        pairs = zip(offsets, block.lengths, strict=True)
+        places = (torch.arange(start, start + length, device=block.theta.device) for start, length in pairs)
         bits = [networks.random_bit(place, seed) for place, seed in zip(places, seeds.tolist(), strict=True)]
         delta = networks.probe(spread(sizes, block), torch.cat(bits))
     return delta
@@ -195,6 +208,7 @@ def learn(
     known = 4 if changes_curvature(block, batch, delta, config) else 2
     run = learn_loops if block.theta.is_cpu else learn_tensors
     steps, sums = run(block, batch, delta, lr, config)
+    sums = summed(sums, block.shards)
     active = (batch.counts > 0).to(block.totals.device)[:, None]
     block.totals[:, :known] = torch.where(active, sums[:, :known], block.totals[:, :known])
     block.seen.add_(batch.counts)
@@ -302,7 +316,7 @@ def move(block: Block, grad: Tensor, steps: Tensor, decay: Tensor, weight: Tenso
         gains = torch.zeros_like(decay)
         if block.average is not None:
             products = grad * (block.theta - block.average)
-            gains = torch.stack([part.double().sum() for part in products.split(block.lengths)])
+            gains = summed(torch.stack([part.double().sum() for part in products.split(block.lengths)]), block.shards)
         block.theta.copy_(descend(block.theta, steps, spread(decay, block)))
         if block.average is not None:
             block.average.copy_(ema(block.average, block.theta, spread(weight, block)))
@@ -313,7 +327,7 @@ def move(block: Block, grad: Tensor, steps: Tensor, decay: Tensor, weight: Tenso
     segments = torch.stack([decay, weight]).to(block.theta.dtype).numpy()
     arrays = [part.numpy() for part in (block.theta, average, steps, grad)]
     loops.on_threads(kept(loops.move_loop), pieces, *arrays, segments, sums)
-    return per_segment(sums, pieces, block)
+    return summed(per_segment(sums, pieces, block), block.shards)
 
 
 def averaging_weights(block: Block, counts: Tensor, window: float, config: Config) -> Tensor:
@@ -337,7 +351,8 @@ def weight_decay(block: Block, grad: Tensor, steps: Tensor, strength: float) -> 
     if strength == 0:
         return torch.zeros(len(block.lengths), dtype=torch.float64, device=block.totals.device)
     moved, slope = (
-        torch.stack([part.double().abs().sum() for part in values.split(block.lengths)]) for values in (steps, grad)
+        summed(torch.stack([part.double().abs().sum() for part in values.split(block.lengths)]), block.shards)
+        for values in (steps, grad)
     )
     return strength * moved / slope.clamp(min=LEAST_SIZE)
 
@@ -347,4 +362,4 @@ def bend(block: Block, into: Callable[[Tensor], Tensor]) -> Tensor:
     if block.average is None:
         return torch.zeros((), dtype=torch.float64, device=block.totals.device)
     offset = into(block.theta - block.average)
-    return (block.curv.to(offset.dtype).abs() * offset * offset).sum().double() / 2
+    return summed((block.curv.to(offset.dtype).abs() * offset * offset).sum().double() / 2, block.shards)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,9 +33,20 @@ from vsgd.torch.closure import (
     signals_deferred,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
+from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
-from vsgd.torch.statistics import SampleTotals, counts_rows
-from vsgd.torch.storage import Dense, Storage, arranged, as_table, check_parameters, is_table, new_state
+from vsgd.torch.shards import is_sharded, local_of
+from vsgd.torch.statistics import SampleTotals, added_up, counts_rows
+from vsgd.torch.storage import (
+    Dense,
+    Storage,
+    arranged,
+    as_table,
+    blank_state,
+    check_parameters,
+    is_table,
+    new_state,
+)
 from vsgd.torch.work import (
     Work,
     averaging_after,
@@ -80,9 +90,14 @@ class VSGD(Optimizer):
         reduction: with `per_sample`, whether the loss is the "mean" or the "sum" over the rows.
         reweight: with `per_sample`, weigh each row by one over the number of others whose gradients interfere with its
             own (section 4.1 of the paper).
+        samples: in distributed training, whether the "minibatch" of all processes together is a sample, or its parts:
+            with "replicas" each process leaves the gradient of its own part, and VSGD averages them.
+        process_group: the processes that train this model; default: all.
     """
 
     _last_to_step: ClassVar[int] = 0
+    _met: bool
+    """Have the processes been compared?"""
 
     def __init__(
         self,
@@ -96,6 +111,8 @@ class VSGD(Optimizer):
         maximize: bool = False,
         reduction: Literal["mean", "sum"] = "mean",
         reweight: bool = False,
+        samples: Literal["minibatch", "replicas"] = "minibatch",
+        process_group: Any = None,
     ):
         if isinstance(params, nn.Module):
             raise TypeError(
@@ -104,6 +121,10 @@ class VSGD(Optimizer):
             )
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is {reduction!r}, it must be 'mean' or 'sum'")
+        if samples not in ("minibatch", "replicas"):
+            raise ValueError(f"samples is {samples!r}, it must be 'minibatch' or 'replicas'")
+        if samples == "replicas" and per_sample is not None:
+            raise ValueError('with per_sample every row is a sample, so leave samples="replicas" out')
         if reweight and per_sample is None:
             raise ValueError(
                 "reweight=True weighs the rows of the minibatch, so name the model: VSGD(model.parameters(), "
@@ -118,6 +139,8 @@ class VSGD(Optimizer):
         self._reduction = reduction
         self._reweight = reweight
         self._compact = compact
+        self._samples = samples
+        self._process_group = process_group
         self._forget()
         defaults = {
             "lr": lr,
@@ -161,7 +184,7 @@ class VSGD(Optimizer):
                 optimizer unscales; call `scaler.update()` afterwards as usual.
 
         Returns:
-            The loss as it was before the step; with micro-batches, their mean.
+            The loss as it was before the step; with micro-batches or several processes, their mean.
         """
         closures = check_closures(closure)
         if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
@@ -169,8 +192,7 @@ class VSGD(Optimizer):
         VSGD._last_to_step = id(self)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
-        if self._recorder is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            raise RuntimeError("per_sample sees the rows of one process only; leave it out in distributed training")
+        self._meet_replicas()
         known = set(self.state)
         replays = [Replay(each, {p.device for p in self._parameters()}) for each in closures]
         first: list[Evaluation] = []
@@ -178,7 +200,7 @@ class VSGD(Optimizer):
         self._arrange()
         try:
             self._open()
-            first += [self._evaluate(replay.first, scaler) for replay in replays]
+            first += [self._evaluate(replay.first, scaler, closures=len(replays)) for replay in replays]
             work = self._learn_from(first, replays, scaler)
             with signals_deferred():
                 self._update(work)
@@ -221,8 +243,29 @@ class VSGD(Optimizer):
             for parameter in set(self.state) - known:
                 del self.state[parameter]
 
-    def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True) -> Evaluation:
-        """Run a closure and collect the gradients that it leaves."""
+    def replicas(self) -> Replicas:
+        """The processes that train this model."""
+        return replicas_of(self._process_group, self._parameters(), self._samples == "replicas")
+
+    def _meet_replicas(self) -> None:
+        """Find the other processes, and check once that they train the same model."""
+        self._replicas = self.replicas()
+        if self._reweight and self._replicas.size > 1:
+            raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
+        if not self._met:
+            if any(map(is_sharded, self._parameters())) and (self._recorder is not None or self._samples == "replicas"):
+                raise TypeError(
+                    "a parameter is sharded, so its gradients come averaged: leave per_sample and samples out"
+                )
+            check_models(self._replicas, self._parameters(), self.param_groups[0]["steps"])
+            self._met = True
+
+    def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True, closures: int = 0) -> Evaluation:
+        """Run a closure, one of so many, and collect the gradients that it leaves. All processes do so together."""
+        evaluate = partial(self._evaluate_here, scaler=scaler, record=record)
+        return agreed(self._replicas, run, evaluate, self._parameters(), closures)
+
+    def _evaluate_here(self, run: Callable[[], Any], scaler: Any, record: bool) -> Evaluation:
         for parameter in self._parameters():
             parameter.grad = None
         recording = self._recorder.record() if self._recorder is not None and record else nullcontext()
@@ -234,7 +277,7 @@ class VSGD(Optimizer):
             scale = scale_of(scaler) * (-1 if group["maximize"] else 1)
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.numel():
-                    grads[parameter] = own_gradient(parameter.grad, scale)
+                    grads[parameter] = own_gradient(local_of(parameter.grad), scale)
         if not grads:
             raise RuntimeError(
                 "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "
@@ -250,7 +293,7 @@ class VSGD(Optimizer):
             self._check_closures(first, replays, scaler)
         totals = self._sample_totals(first, None, scaler, only=self._may_count_rows(first))
         self._admit(first, totals)
-        work = collect(self._storages, first, totals)
+        work = collect(self._storages, first, totals, self._replicas)
         probing = probe_is_due(work)
         if not probing:  # a probe that is due anyway needs no look at the numbers first
             probing = self._look_at(first, work, scaler)
@@ -260,10 +303,11 @@ class VSGD(Optimizer):
             work = [probe(w, places) for w in work]
             second = [self._evaluate(replay.again, scaler) for replay in replays]
             if starting:
-                check_probe_was_seen(first[0], second[0])
+                with self._replicas.sharing_errors():
+                    check_probe_was_seen(first[0], second[0])
         if probing or totals is not None:
             totals = self._sample_totals(first, second, scaler, only=None)
-            work = [collect_again(w, first, second, totals) for w in work]
+            work = [collect_again(w, first, second, totals, self._replicas) for w in work]
             self._look_at([*first, *(second or [])], work, scaler)
         if scaler is not None:
             scaler.unscale_(self)
@@ -279,17 +323,20 @@ class VSGD(Optimizer):
 
         def check_finite(evaluations: list[Evaluation]) -> None:
             numbers = [n for e in evaluations for n in (e.loss, *(grad.norm() for grad in e.grads.values()))]
-            if not all(bool(number.isfinite()) for number in numbers):
+            if not self._replicas.all(all(bool(number.isfinite()) for number in numbers)):
                 self._give_up(scaler)
 
         check_finite(first)
         with FlopCounterMode(display=False) as counter:
             again = [self._evaluate(replay.again, scaler, record=False) for replay in replays]
         check_finite(again)
-        for each, other in zip(first, again, strict=True):
-            check_repeatable(each, other)
+        with self._replicas.sharing_errors():
+            for each, other in zip(first, again, strict=True):
+                check_repeatable(each, other)
+        check_averaged(self._replicas, first[0])
+        flops = self._replicas.mean(float(counter.get_total_flops()))
         for group in self.param_groups:
-            group["gradient_flops"] = float(counter.get_total_flops())
+            group["gradient_flops"] = flops
 
     # --- statistics -----------------------------------------------------------------------------------------------
 
@@ -306,10 +353,12 @@ class VSGD(Optimizer):
             return None
         here, there = first[0].recording, None if second is None else second[0].recording
         bases = {p: b for _, s in self._storages if isinstance(s, Dense) for p, b in s.rotated().items()}
-        sums = self._recorder.sums(here, there, self._reduction, scale_of(scaler), only=only, bases=bases)
+        with self._replicas.sharing_errors():
+            sums = self._recorder.sums(here, there, self._reduction, scale_of(scaler), only=only, bases=bases)
         scale = here.count if self._reduction == "mean" else 1
         if not self._reweight:
-            return SampleTotals(sums, here.count, scale, {}, here.count)
+            totals = SampleTotals(sums, here.count, scale, {}, here.count)
+            return added_up(totals, self._parameters(), second is not None, self._reduction, self._replicas)
         weights = sample_weights(self._recorder.gram(here))
         signs = {p: -1 if group["maximize"] else 1 for group in self.param_groups for p in group["params"]}
         dense = {p for p in first[0].grads if not self.state.get(p) or not is_table(self.state[p])}
@@ -389,17 +438,20 @@ class VSGD(Optimizer):
 
     def _forget(self) -> None:
         """Drop what is not worth saving."""
+        self._replicas = ALONE
+        self._met = False
         self._storages: list[tuple[dict[str, Any], Storage]] = []
         self._outliers: dict[Tensor, Tensor] = {}
         self._gains: dict[int, list[Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle_averaging()
-        kept = ("_recorder", "_reduction", "_reweight", "_compact")
+        kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.setdefault("_process_group", None)  # groups cannot be copied
         self._forget()
 
     def _arrange(self) -> None:
@@ -437,21 +489,27 @@ class VSGD(Optimizer):
                 self.state[p] = as_table(self.state[p], p)
             self._storages = []
             self._arrange()
-            measure_scales(self._storages, distance_to_go(evaluations[0]))
+            measure_scales(self._storages, distance_to_go(evaluations[0], self._replicas))
             self._open()
 
     def _plan(self, fresh: list[Tensor]) -> dict[Tensor, tuple[int, int]]:
         """Block sizes of the bases of new parameters, within what rotation may cost."""
         groups = {p: group for group in self.param_groups for p in group["params"]}
         spent = sum(basis.cost_of(p, state) for p, state in self.state.items())
-        wanted = [p for p in fresh if getattr(groups[p]["algorithm"], "eigenbasis", False)]
+        wanted = [p for p in fresh if getattr(groups[p]["algorithm"], "eigenbasis", False) and not is_sharded(p)]
         return basis.plan(wanted, self.param_groups[0]["gradient_flops"], spent)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, of numbers, text and tensors only."""
+        """The state, of numbers, text and tensors only.
+
+        Sharded parameters have one before their first step too, for `torch.distributed.checkpoint` to load into.
+        """
         self._settle_averaging()
         saved = super().state_dict()
-        for group in saved["param_groups"]:
+        for own, group in zip(self.param_groups, saved["param_groups"], strict=True):
+            for p, index in zip(own["params"], group["params"], strict=True):
+                if is_sharded(p) and index not in saved["state"]:
+                    saved["state"][index] = blank_state(p, own["algorithm"], self._compact)
             group["algorithm"] = {"name": type(group["algorithm"]).__name__, **group["algorithm"]._asdict()}
         return saved
 

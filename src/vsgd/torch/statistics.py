@@ -1,4 +1,4 @@
-"""From gradients to `BatchStatistics`, whatever a sample is: a minibatch, one of several micro-batches, or a row."""
+"""From gradients to `BatchStatistics`, whatever a sample is: a minibatch, a micro-batch, a replica, or a row."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from vsgd.torch.engine import BatchStatistics
+from vsgd.torch.replicas import ALONE, Replicas
 from vsgd.torch.samples import RowSums, SampleSums
+from vsgd.torch.samples.sums import empty_sums
 from vsgd.torch.storage import Dense, precision
 
 Grads = dict[Tensor, Tensor]
 """The gradient of each parameter that has one, after one evaluation; already unscaled."""
 
 OTHER_ROWS = "the closure touched other rows when called again; it must compute the same loss twice"
+MIXED_PROCESSES = "a parameter is a table in one process and a matrix in another; use it in the same way in all"
 MIXED = "a parameter's gradient was sparse in one micro-batch and dense in another; choose one"
 
 
@@ -54,14 +57,18 @@ def reached(grads: Sequence[Grads], probed: Sequence[Grads] | None, parameter: T
 
 
 def of_dense(
-    dense: Dense, grads: Sequence[Grads], probed: Sequence[Grads] | None, totals: SampleTotals | None
+    dense: Dense,
+    grads: Sequence[Grads],
+    probed: Sequence[Grads] | None,
+    totals: SampleTotals | None,
+    replicas: Replicas = ALONE,
 ) -> BatchStatistics:
     """Statistics of all parameters of a storage, in the order of its buffers."""
     if totals is not None:
         return _of_samples(dense, grads[0], None if probed is None else probed[0], totals)
     hits = [reached(grads, probed, p) for p in dense.parameters]
-    if len(grads) > 1:
-        return _of_micro_batches(dense, grads, probed, hits)
+    if len(grads) > 1 or replicas.are_samples:
+        return _of_micro_batches(dense, grads, probed, hits, replicas)
     count = torch.tensor([float(len(hit)) for hit in hits], dtype=torch.float64)
     first = dense.gather([as_dense(grads[0].get(p)) for p in dense.parameters], "grad")
     second = None
@@ -86,12 +93,16 @@ def as_dense(grad: Tensor | None) -> Tensor | None:
 
 
 def _of_micro_batches(
-    dense: Dense, grads: Sequence[Grads], probed: Sequence[Grads] | None, hits: list[list[int]]
+    dense: Dense,
+    grads: Sequence[Grads],
+    probed: Sequence[Grads] | None,
+    hits: list[list[int]],
+    replicas: Replicas,
 ) -> BatchStatistics:
-    """Each micro-batch is a sample; those in which a parameter has no gradient do not count for it."""
+    """Each micro-batch of each replica is a sample; those in which a parameter has no gradient do not count for it."""
     count = torch.tensor([float(len(hit)) for hit in hits], dtype=torch.float64)
     theta = dense.block.theta
-    sums = [torch.zeros_like(theta) for _ in range(2 if probed is None else 4)]
+    sums = theta.new_zeros(2 if probed is None else 4, len(theta))
     for k in range(len(grads)):
         wanted = [k in hit for hit in hits]
         first = dense.into(_gather_some(dense, grads[k], wanted, "grad"))
@@ -101,8 +112,11 @@ def _of_micro_batches(
             terms += [diff if dense.block.decoupled else diff.abs(), diff * diff]
         for total, term in zip(sums, terms, strict=True):
             total += term
+    if replicas.are_samples:
+        replicas.add_up(sums)
+        count *= replicas.size
     divisor = torch.repeat_interleave(count.clamp(min=1), torch.tensor(dense.block.lengths)).to(theta)
-    means = [total / divisor for total in sums]
+    means = sums / divisor
     return BatchStatistics(means[0], dense.back(means[0]), count, None, means[1], *means[2:])
 
 
@@ -135,7 +149,11 @@ def _of_samples(dense: Dense, grads: Grads, probed: Grads | None, totals: Sample
 
 
 def of_table(
-    table: Tensor, grads: Sequence[Grads], probed: Sequence[Grads] | None, totals: SampleTotals | None
+    table: Tensor,
+    grads: Sequence[Grads],
+    probed: Sequence[Grads] | None,
+    totals: SampleTotals | None,
+    replicas: Replicas = ALONE,
 ) -> RowStatistics | None:
     """Statistics of the touched rows of a table; None if no sample touched any."""
     hits = reached(grads, probed, table)
@@ -145,6 +163,9 @@ def of_table(
         return _of_touched_rows(table, grads[0][table], totals)
     first = [_rows_of(grads[k][table], table) for k in hits]
     second = None if probed is None else [_rows_of(probed[k][table], table) for k in hits]
+    if replicas.are_samples:
+        first = _of_all(first, replicas)
+        second = None if second is None else _of_all(second, replicas)
     if second is not None and not all(torch.equal(a[0], b[0]) for a, b in zip(first, second, strict=True)):
         raise RuntimeError(OTHER_ROWS)
     if len({grads[k][table].is_sparse for k in hits}) > 1:
@@ -180,6 +201,12 @@ def _rows_of(grad: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     return rows, grad.values().to(dtype).reshape(len(rows), width)
 
 
+def _of_all(found: list[tuple[Tensor, Tensor]], replicas: Replicas) -> list[tuple[Tensor, Tensor]]:
+    """Rows and values of all replicas."""
+    gathered = [zip(*map(replicas.gather_rows, each), strict=True) for each in found]
+    return [pair for pairs in gathered for pair in pairs]
+
+
 def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowStatistics | None:
     """Rows of a table that samples touched, each with the number of those."""
     found = totals.sums.get(table)
@@ -210,3 +237,66 @@ def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowSt
     assert total is not None
     moments = mean(sums.grad_sq), mean(sums.diff_abs), mean(sums.diff_sq)
     return RowStatistics(rows, BatchStatistics(total, total, count, None, *moments))
+
+
+# --- samples of other processes ---------------------------------------------------------------------------------------
+
+
+def added_up(
+    totals: SampleTotals, parameters: Sequence[Tensor], pair: bool, reduction: str, replicas: Replicas
+) -> SampleTotals:
+    """Sums over the rows of all processes, whose gradients come averaged; a `pair` of evaluations has differences."""
+    if replicas.size == 1:
+        return totals
+    kinds = [_kind_of(totals.sums.get(p)) for p in parameters]
+    counts, *columns = zip(*replicas.numbers(totals.samples, *kinds), strict=True)
+    sums: dict[Tensor, SampleSums | RowSums] = {}
+    for p, column in zip(parameters, columns, strict=True):
+        if len(set(column) - {0}) > 1:
+            raise RuntimeError(MIXED_PROCESSES)
+        if any(column):
+            sums[p] = totals.sums[p] if p in totals.sums else _no_sums(p, int(max(column)), pair)
+    parts = [
+        (p, name, part)
+        for p, found in sums.items()
+        if isinstance(found, SampleSums)
+        for name, part in found._asdict().items()
+        if part is not None
+    ]
+    for dtype in sorted({part.dtype for *_, part in parts}, key=str):
+        same = [(p, name, part) for p, name, part in parts if part.dtype == dtype]
+        flat = torch.cat([part.reshape(-1) for *_, part in same])
+        replicas.add_up(flat)
+        for (p, name, part), total in zip(same, flat.split([part.numel() for *_, part in same]), strict=True):
+            sums[p] = sums[p]._replace(**{name: total.view(part.shape)})
+    sums = {p: _rows_added_up(s, replicas) if isinstance(s, RowSums) else s for p, s in sums.items()}
+    samples = int(sum(counts))
+    scale = samples if reduction == "mean" else replicas.size
+    return totals._replace(sums=sums, samples=samples, scale=scale, effective=samples)
+
+
+def _kind_of(sums: SampleSums | RowSums | None) -> int:
+    if sums is None:
+        return 0
+    return 3 if isinstance(sums, RowSums) else 1 if sums.count is None else 2
+
+
+def _no_sums(parameter: Tensor, kind: int, pair: bool) -> SampleSums | RowSums:
+    """The sums of a parameter that no row of this process has used, of the kind that other processes have."""
+    rows = parameter[:0] if kind == 3 else parameter
+    sums = empty_sums(rows, pair)
+    if kind > 1:
+        sums = sums._replace(count=sums.grad_sq.new_zeros(len(rows), 1))
+    return RowSums(torch.empty(0, dtype=torch.int64, device=rows.device), sums) if kind == 3 else sums
+
+
+def _rows_added_up(found: RowSums, replicas: Replicas) -> RowSums:
+    rows, place = torch.unique(torch.cat(replicas.gather_rows(found.rows)), return_inverse=True)
+
+    def total(part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        parts = torch.cat(replicas.gather_rows(part))
+        return parts.new_zeros(len(rows), *parts.shape[1:]).index_add_(0, place, parts)
+
+    return RowSums(rows, SampleSums(*map(total, found.sums)))  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ the memory of the iterates meanwhile, since a large table must not be copied.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,6 +21,7 @@ from vsgd.eigenbasis import Basis, back, into, observes, turns
 from vsgd.tensors import Config, Totals, averages_iterates
 from vsgd.torch.basis import basis_of, matrix_shape, new_basis, observe, refresh
 from vsgd.torch.engine import Block
+from vsgd.torch.shards import check_sharding, is_sharded, key_of, like, local_of, shards_of
 
 ParamState = dict[str, Tensor]
 
@@ -65,7 +65,8 @@ def new_state(
 ) -> ParamState:
     """The state of a parameter before its first sample; `blocks` are the block sizes of its basis."""
     dtypes = statistics_dtypes(parameter.dtype, config, compact and not table)
-    state = {name: torch.zeros(parameter.shape, dtype=dtypes[name], device=parameter.device) for name in STATISTICS}
+    part = local_of(parameter)
+    state = {name: like(parameter, torch.zeros_like(part, dtype=dtypes[name])) for name in STATISTICS}
     if table:
         state["seen"] = torch.zeros(len(parameter), dtype=torch.float64, device=parameter.device)
     else:
@@ -106,14 +107,15 @@ class Dense:
         """Take over the states, which become views of the buffers."""
         first = parameters[0]
         self.parameters = list(parameters)
+        self._parts = [local_of(p) for p in parameters]
         self.config, self.compact = config, compact
         self.signature = signature(parameters)
         self._coarse = first.dtype != precision(first.dtype)
-        lengths = tuple(p.numel() for p in parameters)
+        lengths = tuple(part.numel() for part in self._parts)
         dtypes = statistics_dtypes(first.dtype, config, compact)
 
         def flat(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-            return torch.cat([part.detach().reshape(-1).to(first.device, dtype) for part in parts])
+            return torch.cat([local_of(part.detach()).reshape(-1).to(first.device, dtype) for part in parts])
 
         weights = {"iterate": [states[p].get("iterate", p) for p in parameters]}
         if averages_iterates(config):
@@ -131,6 +133,7 @@ class Dense:
             totals=totals,
             lengths=lengths,
             decoupled=is_decoupled(first, states[first], config),
+            shards=shards_of(self.parameters),
         )
         dtype = precision(first.dtype)
         sides = ("left_basis", "left_cov", "right_basis", "right_cov")
@@ -146,7 +149,7 @@ class Dense:
         ]
         for k, parameter in enumerate(parameters):
             states[parameter].clear()
-            states[parameter].update({name: self.views(buffers[name])[k] for name in kept})
+            states[parameter].update({name: like(parameter, self.views(buffers[name])[k]) for name in kept})
             states[parameter].update(turned[k])
             states[parameter].update(seen=seen[k : k + 1], steps=self.steps[k : k + 1], totals=totals[k])
 
@@ -156,16 +159,16 @@ class Dense:
     def views(self, buffer: Tensor) -> list[Tensor]:
         """A buffer as tensors shaped like the parameters."""
         parts = buffer.split(self.block.lengths)
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        return [part.view(own.shape) for part, own in zip(parts, self._parts, strict=True)]
 
     def gather(self, tensors: Sequence[Tensor | None], name: str) -> Tensor:
         """Tensors shaped like the parameters as one flat tensor, zeros for missing ones; its memory is used again."""
         theta = self.block.theta
-        for tensor, (_, shape, *_) in zip(tensors, self.signature, strict=True):
-            if tensor is not None and tensor.shape != shape:
+        for tensor, weights in zip(tensors, self._weights, strict=True):
+            if tensor is not None and tensor.shape != weights.shape:
                 raise RuntimeError(
-                    f"a gradient has shape {tuple(tensor.shape)}, its parameter had {tuple(shape)} before the step; "
-                    "a closure must not change the shape of a parameter"
+                    f"a gradient has shape {tuple(tensor.shape)}, its parameter had {tuple(weights.shape)} before the "
+                    "step; a closure must not change the shape of a parameter"
                 )
         (first, *others) = tensors
         if not others and first is not None and first.dtype == theta.dtype and is_plain(first):
@@ -219,7 +222,7 @@ class Dense:
 
     def adopt(self) -> None:
         """Go on from weights that the user has set since the last step."""
-        for parameter, weights, iterate in zip(self.parameters, self._weights, self._iterates, strict=True):
+        for parameter, weights, iterate in zip(self._own(), self._weights, self._iterates, strict=True):
             seen = weights if weights.dtype == parameter.dtype else weights.to(parameter.dtype)
             if not torch.equal(parameter, seen):
                 weights.copy_(parameter)
@@ -228,12 +231,12 @@ class Dense:
     def open(self) -> None:
         """Let the parameters hold the iterates."""
         if self.block.average is not None or self._coarse:
-            for parameter, iterate in zip(self.parameters, self._iterates, strict=True):
+            for parameter, iterate in zip(self._own(), self._iterates, strict=True):
                 parameter.copy_(iterate)
 
     def close(self) -> None:
         """Let the parameters hold the weights to evaluate."""
-        for parameter, weights in zip(self.parameters, self._weights, strict=True):
+        for parameter, weights in zip(self._own(), self._weights, strict=True):
             if parameter.shape == weights.shape:
                 parameter.copy_(weights)
             else:  # the closure has given it another
@@ -241,9 +244,14 @@ class Dense:
 
     def move_to(self, theta: Tensor) -> Tensor:
         """Let the parameters hold other values, rounded to their precision. Returns what they hold now."""
-        for parameter, values in zip(self.parameters, self.views(theta), strict=True):
+        own = self._own()
+        for parameter, values in zip(own, self.views(theta), strict=True):
             parameter.copy_(values)
-        return theta if not self._coarse else torch.cat([p.detach().reshape(-1) for p in self.parameters]).to(theta)
+        return theta if not self._coarse else torch.cat([p.detach().reshape(-1) for p in own]).to(theta)
+
+    def _own(self) -> list[Tensor]:
+        """What this process holds of the parameters."""
+        return [local_of(p) for p in self.parameters]
 
 
 class Table:
@@ -325,6 +333,7 @@ class Table:
             totals=self._totals(theta, statistics, width).expand(len(rows), -1).contiguous(),
             lengths=(width,) * len(rows),
             decoupled=False,
+            shards=None,
         )
 
     def _totals(self, theta: Tensor, statistics: dict[str, Tensor], width: int) -> Tensor:
@@ -361,16 +370,29 @@ class Table:
 Storage = Dense | Table
 
 
+def blank_state(parameter: Tensor, config: Config, compact: bool) -> ParamState:
+    """What a checkpoint holds of a dense parameter that has not begun to learn."""
+    states = {parameter: new_state(parameter, config, False, compact)}
+    Dense([parameter], states, config, compact)
+    return states[parameter]
+
+
+def is_blank(state: ParamState) -> bool:
+    return "steps" in state and float(state["steps"]) == 0
+
+
 def block_of(parameter: Tensor, state: ParamState, config: Config) -> Block:
     """Copies of what has seen enough samples to learn: all of a dense parameter or nothing, some rows of a table."""
     rows = (state["seen"].to(parameter.device) >= config.bootstrap).nonzero()[:, 0]
     if is_table(state):
         return Table(parameter, {parameter: dict(state)}, config).rows(rows)
-    statistics = {name: state[name].reshape(-1)[: len(rows) * parameter.numel()] for name in STATISTICS}
-    theta = parameter.detach().to(precision(parameter.dtype)).reshape(-1)[: len(rows) * parameter.numel()]
-    totals, lengths = state["totals"][None][: len(rows)], (parameter.numel(),) * len(rows)
+    part, shards = local_of(parameter.detach()), shards_of([parameter]) if len(rows) else None
+    size = len(rows) * part.numel()
+    statistics = {name: local_of(state[name]).reshape(-1)[:size] for name in STATISTICS}
+    theta = part.to(precision(parameter.dtype)).reshape(-1)[:size]
+    totals, lengths = state["totals"][None][: len(rows)], (part.numel(),) * len(rows)
     seen, kind = state["seen"][: len(rows)], is_decoupled(parameter, state, config)
-    return Block(theta, None, **statistics, seen=seen, totals=totals, lengths=lengths, decoupled=kind)
+    return Block(theta, None, **statistics, seen=seen, totals=totals, lengths=lengths, decoupled=kind, shards=shards)
 
 
 def signature(parameters: Sequence[Tensor]) -> list[Any]:
@@ -396,7 +418,8 @@ def arranged(
                 check_shape(states[parameter], parameter)
                 apart = is_table(states[parameter]) or parameter.numel() >= LARGE
                 kind = is_decoupled(parameter, states[parameter], group["algorithm"])
-                sets.setdefault(parameter if apart else (parameter.device, parameter.dtype, kind), []).append(parameter)
+                key = parameter.device, parameter.dtype, kind, key_of(parameter)
+                sets.setdefault(parameter if apart else key, []).append(parameter)
         wanted += [(group, parameters) for parameters in sets.values()]
 
     def storage_of(parameters: list[Tensor], config: Config) -> Storage:
@@ -418,13 +441,12 @@ def check_shape(state: ParamState, parameter: Tensor) -> None:
 
 def check_parameters(parameters: list[Tensor]) -> None:
     """Refuse what cannot be optimized, or not like this."""
-    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     for parameter in parameters:
         if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
             raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
-        if isinstance(parameter, sharded):
-            raise TypeError("a parameter is sharded (a DTensor, as FSDP2 makes them); use DistributedDataParallel")
-    spans = sorted(span_of(p) for p in parameters if p.numel() and p.device.type != "meta")
+        if is_sharded(parameter):
+            check_sharding(parameter)
+    spans = sorted(span_of(p) for p in map(local_of, parameters) if p.numel() and p.device.type != "meta")
     for (device, _, end), (other, start, _) in itertools.pairwise(spans):
         if device == other and start < end:
             raise ValueError("two parameters share memory; tie weights by using one parameter twice")

@@ -16,6 +16,8 @@ from vsgd.tensors import LEAST_NORM, probe_seed
 from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
+from vsgd.torch.replicas import ALONE, Replicas
+from vsgd.torch.shards import is_sharded
 from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, of_dense, of_table
 from vsgd.torch.storage import Dense, Storage
 
@@ -36,31 +38,38 @@ class Work(NamedTuple):
 
 
 def collect(
-    storages: Iterable[tuple[Group, Storage]], first: list[Evaluation], totals: SampleTotals | None
+    storages: Iterable[tuple[Group, Storage]],
+    first: list[Evaluation],
+    totals: SampleTotals | None,
+    replicas: Replicas = ALONE,
 ) -> list[Work]:
     """What the evaluations say of each storage that they have a gradient of."""
     grads, work = [e.grads for e in first], []
     for group, storage in storages:
         if isinstance(storage, Dense):
-            batch = of_dense(storage, grads, None, totals)
+            batch = of_dense(storage, grads, None, totals, replicas)
             if bool(batch.counts.any()):
                 work.append(Work(group, storage, None, storage.block, batch))
         else:
-            found = of_table(storage.parameter, grads, None, totals)
+            found = of_table(storage.parameter, grads, None, totals, replicas)
             if found is not None:
                 work.append(Work(group, storage, found.rows, storage.rows(found.rows), found.batch))
     return work
 
 
 def collect_again(
-    w: Work, first: list[Evaluation], second: list[Evaluation] | None, totals: SampleTotals | None
+    w: Work,
+    first: list[Evaluation],
+    second: list[Evaluation] | None,
+    totals: SampleTotals | None,
+    replicas: Replicas = ALONE,
 ) -> Work:
     """The same with second gradients, or with all sums over samples. What has lost its gradient does not count."""
     grads = [e.grads for e in first]
     probed = None if second is None else [e.grads for e in second]
     if isinstance(w.storage, Dense):
-        return w._replace(batch=of_dense(w.storage, grads, probed, totals))
-    found = of_table(w.storage.parameter, grads, probed, totals)
+        return w._replace(batch=of_dense(w.storage, grads, probed, totals, replicas))
+    found = of_table(w.storage.parameter, grads, probed, totals, replicas)
     if found is None:
         return w._replace(batch=w.batch._replace(counts=w.batch.counts * 0))
     if not torch.equal(found.rows, w.rows):  # type: ignore[arg-type]
@@ -145,14 +154,21 @@ def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0
     norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
     for (config, block), norm in zip(blocks, norms, strict=True):
         if isinstance(config, Networks):
-            overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / sum(len(b.theta) for _, b in blocks)
+            coordinates = sum(sum(engine.whole_lengths(b)) for _, b in blocks)
+            overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / coordinates
             rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
             scale = engine.totals_of(block).scale
             scale.copy_(networks.length_scale(scale, torch.where(overall > 0, rms, least), config))
 
 
-def distance_to_go(evaluation: Evaluation) -> float:
-    """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero."""
-    norms = [grad.norm().double().cpu() for grad in evaluation.grads.values()]
-    slope = float(torch.stack(norms).norm()) * math.sqrt(sum(p.numel() for p in evaluation.grads))
-    return abs(float(evaluation.loss)) / max(slope, LEAST_NORM)
+def distance_to_go(evaluation: Evaluation, replicas: Replicas) -> float:
+    """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero.
+
+    All processes take that of the first, whose gradient may be sharded over all.
+    """
+    squares = {p: float(grad.norm().double().square()) for p, grad in evaluation.grads.items()}
+    sharded = sum(square for p, square in squares.items() if is_sharded(p))
+    rows = replicas.numbers(float(evaluation.loss), sum(squares.values()) - sharded, sharded)
+    square = rows[0][1] + sum(row[2] for row in rows)
+    slope = math.sqrt(square * sum(p.numel() for p in evaluation.grads))
+    return abs(rows[0][0]) / max(slope, LEAST_NORM)

@@ -101,6 +101,8 @@ class Recorder:
             raise SampleError("no gradient arrived: call the model and loss.backward() inside the recording")
         calls = [call for call in seen.calls if call.grads]
         recording.count = settle_count(seen, calls)
+        if recording.count == 0:
+            raise SampleError("the minibatch is empty: there is no row to take the gradient of")
         recording.calls = outermost(calls)
         for call in recording.calls:
             call.freeze(recording.count)

@@ -1,0 +1,84 @@
+"""Seconds to a target loss on Fashion-MNIST: `BatchSizer` next to minibatches of a fixed size, in turns.
+
+VSGD_DATA=... python benchmarks/batch_size.py
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import BatchSampler, RandomSampler
+
+from vsgd.bench.compare.data import fashion_split
+from vsgd.torch import VSGD, BatchSizer
+
+FIXED, SEEDS = (8, 32, 128, 512), (0, 1, 2)
+TRAIN, TEST = 20_000, 2_000
+TARGET = 0.42
+"""Cross-entropy on images that were not trained on."""
+EVALUATE_EVERY, MOST_SECONDS = 0.05, 60.0
+
+Sampler = Callable[[VSGD, int], Iterable[list[int]]]
+
+SAMPLERS: dict[str, Sampler] = {
+    str(size): lambda opt, seed, size=size: BatchSampler(RandomSampler(range(TRAIN)), size, drop_last=True)
+    for size in FIXED
+}
+SAMPLERS["BatchSizer"] = lambda opt, seed: BatchSizer(range(TRAIN), opt, seed=seed)
+
+
+def run(make: Sampler, seed: int, most_seconds: float = MOST_SECONDS) -> tuple[float, int, int]:
+    """Seconds of training until the target is reached, images until then, and the last size of a minibatch."""
+    split = fashion_split(seed, train=TRAIN, test=TEST)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+    opt = VSGD(model.parameters())
+    sampler = make(opt, seed)
+    spent, evaluated, images = 0.0, 0.0, 0
+    while True:
+        for rows in sampler:
+            started = time.perf_counter()
+            x, y = split.x[rows], split.y[rows]
+            opt.minimize(lambda x=x, y=y: F.cross_entropy(model(x), y))
+            spent += time.perf_counter() - started
+            images += len(rows)
+            if spent > evaluated + EVALUATE_EVERY:
+                evaluated = spent
+                with torch.no_grad():
+                    reached = bool(F.cross_entropy(model(split.x_test), split.y_test) < TARGET)
+                if reached or spent > most_seconds:
+                    return (spent if reached else float("inf")), images, len(rows)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for make in SAMPLERS.values():  # compiles, and warms caches
+        run(make, 0, most_seconds=0.5)
+    results = {name: [] for name in SAMPLERS}
+    for seed in SEEDS:
+        for name, make in SAMPLERS.items():
+            results[name].append(run(make, seed))
+    medians = {name: statistics.median(seconds for seconds, *_ in runs) for name, runs in results.items()}
+    best = min(medians[str(size)] for size in FIXED)
+    print(
+        f"Fashion-MNIST, MLP 784-64-10, {TRAIN} images: training to a held-out loss of {TARGET}, {len(SEEDS)} seeds.\n"
+    )
+    print(
+        "| minibatch | seconds, median | of the best fixed | images, median | last minibatch |\n|---|---|---|---|---|"
+    )
+    for name, runs in results.items():
+        images, last = (statistics.median(each[k] for each in runs) for k in (1, 2))
+        print(f"| {name} | {medians[name]:.2f} | {medians[name] / best:.2f} | {images:.0f} | {last:.0f} |")
+
+
+if __name__ == "__main__":
+    if "VSGD_DATA" in os.environ:
+        main()
+    else:
+        print("set VSGD_DATA to the folder that holds fashion-mnist")

@@ -1,0 +1,102 @@
+"""examples/elastic.py: workers are killed at random moments, and their number changes; the run goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic.py"
+STEPS, EVERY = 700, 10
+
+
+@contextmanager
+def torchrun(folder, workers, *arguments, restarts=0):
+    """A run that is in progress, and the file that it prints to."""
+    log = folder / f"{workers}-{time.monotonic_ns()}.log"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}",
+               f"--max-restarts={restarts}", "--monitor-interval=0.1", EXAMPLE, *map(str, arguments)]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the example says
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            yield process, log
+        finally:
+            if process.poll() is None:
+                process.terminate()  # torchrun ends its workers
+                process.wait(60)
+
+
+def finish(process, log, seconds=600):
+    assert process.wait(seconds) == 0, log.read_text()[-3000:]
+    return log.read_text()
+
+
+def steps_of(text):
+    return [int(step) for step in re.findall(r"^step (\d+):", text, re.MULTILINE)]
+
+
+def starts_of(text):
+    """Process, and the step that it starts from."""
+    found = re.findall(r"process (\d+): from step (\d+)", text)
+    return [(int(process), int(step)) for process, step in found]
+
+
+def checksums_of(text):
+    return re.findall(r"checksum (\d+)", text)
+
+
+@pytest.mark.slow
+def test_workers_killed_at_twenty_random_moments(tmp_path):
+    with torchrun(tmp_path, 2, tmp_path / "whole.pt", "--steps", STEPS, "--every", EVERY) as run:
+        whole = finish(*run)
+    rng, kills = random.Random(0), 20
+    with torchrun(tmp_path, 2, tmp_path / "killed.pt", "--steps", STEPS, "--every", EVERY, restarts=kills) as run:
+        process, log = run
+        for kill in range(kills):
+            reached = max(steps_of(log.read_text()), default=0)
+            moment = reached + rng.randrange(1, 25) if rng.random() < 0.8 else 0  # now and then while they are starting
+            limit = time.monotonic() + 120
+            while (
+                len(starts_of(log.read_text())) < 2 * (kill + 1) or max(steps_of(log.read_text()), default=0) < moment
+            ):
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < limit
+                time.sleep(0.02)
+            time.sleep(rng.random() * 0.05)
+            victim, _ = rng.choice(starts_of(log.read_text())[-2:])
+            os.kill(victim, signal.SIGKILL)
+        killed = finish(*run)
+    starts = starts_of(killed)
+    assert len(starts) == 2 * (kills + 1)
+    done = 0
+    for part, (_, start) in zip(re.split(r"worker \d of 2, process", killed)[2::2], starts[1::2], strict=True):
+        assert done - start <= EVERY  # nothing is lost beyond the last checkpoint
+        done = max([start, *(step + 1 for step in steps_of(part))])
+    assert done == STEPS
+    assert len(set(checksums_of(killed))) == 1
+    assert checksums_of(killed) == checksums_of(whole)  # resumed to the bit
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_goes_on(tmp_path):
+    checkpoint = tmp_path / "run.pt"
+    for workers, steps in ((2, 40), (3, 80), (1, 120)):
+        with torchrun(tmp_path, workers, checkpoint, "--steps", steps, "--every", EVERY) as run:
+            text = finish(*run)
+        assert {start for _, start in starts_of(text)} == {steps - 40}
+        assert len(checksums_of(text)) == workers
+        assert len(set(checksums_of(text))) == 1
+    losses = [float(loss) for loss in re.findall(r"^step \d+: loss (\S+)", text, re.MULTILINE)]
+    assert sum(losses) / len(losses) < 0.3

@@ -1,0 +1,59 @@
+"""Starts the processes of a distributed test on loopback, and leaves none behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    """One of several that run the same script."""
+
+    rank: int
+    world: int
+    folder: Path
+    """Where all of them read and write."""
+    arguments: list[str]
+
+    def join(self, seconds: float = 60) -> None:
+        """Meet the others."""
+        import torch.distributed as dist
+
+        meeting = f"file://{self.folder}/meeting-of-{self.world}"
+        dist.init_process_group("gloo", meeting, timedelta(seconds=seconds), rank=self.rank, world_size=self.world)
+
+
+def this_process() -> Process:
+    """To be asked in a script that `run_all` has started."""
+    rank, world, folder, *arguments = sys.argv[1:]
+    return Process(int(rank), int(world), Path(folder), arguments)
+
+
+def run_all(script: Path, world: int, folder: Path, *arguments: object, seconds: float = 240) -> list[tuple[int, str]]:
+    """Run a script in `world` processes. Returns exit code and standard error of each."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, *map(str, (rank, world, folder, *arguments))],
+            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        errors = [process.communicate(timeout=seconds)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+
+def run_well(script: Path, world: int, folder: Path, *arguments: object, seconds: float = 240) -> None:
+    """`run_all` of a script that must not fail."""
+    for code, error in run_all(script, world, folder, *arguments, seconds=seconds):
+        assert code == 0, error[-3000:]

@@ -1,0 +1,98 @@
+"""The minibatch with the largest expected gain per second."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from vsgd.torch import VSGD, BatchSizer
+from vsgd.torch.batch_size import Noise, best_size, fitted_time, next_size, noise_scale, observe
+
+
+@pytest.mark.parametrize(("scale", "fixed", "each"), [(10, 1, 0.01), (1000, 0.2, 0.3), (3, 5, 0.1)])
+def test_best_size_has_the_largest_gain_per_second(scale, fixed, each):
+    def gain_per_second(n):
+        return n / (n + scale) / (fixed + each * n)
+
+    best = best_size(scale, fixed, each)
+    assert gain_per_second(best) == pytest.approx(
+        max(gain_per_second(best * k / 100) for k in range(10, 1000)), rel=1e-4
+    )
+
+
+def test_noise_scale_of_gradients_that_are_known():
+    random = torch.Generator().manual_seed(0)
+    mean, sigma, noise, before = torch.full((50,), 0.3), 2.0, Noise(), None
+    scales = []
+    for step in range(4000):
+        size = (4, 16, 64)[step % 3]
+        grad = mean + sigma / math.sqrt(size) * torch.randn(50, generator=random)
+        if before is not None:
+            other, other_size = before
+            products = float(grad @ grad), float(other @ other), float(grad @ other)
+            noise = observe(noise, products, (size, other_size))
+            scales.append((noise.variance, noise.signal))
+        before = grad, size
+    variance, signal = torch.tensor(scales).mean(0).tolist()
+    assert variance == pytest.approx(50 * sigma**2, rel=0.03)
+    assert signal == pytest.approx(float(mean @ mean), rel=0.05)
+    assert noise_scale(Noise(6.0, 2.0)) == 3.0
+    assert noise_scale(Noise(6.0, -0.1)) == math.inf
+
+
+def test_time_of_a_step_is_a_line():
+    assert fitted_time({8: 0.5 + 8 * 0.1, 32: 0.5 + 32 * 0.1, 64: 0.5 + 64 * 0.1}) == pytest.approx((0.5, 0.1))
+    assert fitted_time({8: 0.2}) == pytest.approx((0.2, 0.0))
+    fixed, each = fitted_time({8: 0.1, 16: 0.4})  # more than proportional
+    assert fixed == pytest.approx(0)
+    assert each > 0
+
+
+def test_size_changes_by_one_doubling_at_a_time():
+    assert next_size(32, 1000, 8, 512) == 64
+    assert next_size(32, 40, 8, 512) == 32
+    assert next_size(32, 0.0, 8, 512) == 16
+    assert next_size(8, 0.0, 8, 512) == 8
+    assert next_size(512, math.inf, 8, 512) == 512
+
+
+@pytest.mark.parametrize(("sigma", "grows"), [(30.0, True), (0.001, False)])
+def test_minibatches_grow_with_the_noise(sigma, grows):
+    torch.manual_seed(0)
+    data = TensorDataset(1 + sigma * torch.randn(20_000, 30), torch.arange(20_000))
+    theta = torch.nn.Parameter(torch.zeros(30))
+    opt = VSGD([theta])
+    sizer = BatchSizer(data, opt, start=64, largest=256)
+
+    def loss(x):
+        time.sleep(5e-4 + 5e-6 * len(x))
+        return (theta - x).square().mean(0).sum()
+
+    sizes, drawn = [], set()
+    for (x, rows), _ in zip(DataLoader(data, batch_sampler=sizer), range(130), strict=False):
+        opt.minimize(lambda x=x: loss(x))
+        sizes.append(len(x))
+        drawn |= set(rows.tolist())
+    assert len(drawn) == sum(sizes)  # no row is drawn twice in a pass
+    assert sizes[-1] > 64 if grows else sizes[-1] < 64
+    assert set(sizer.seconds()) <= set(sizes)
+
+
+def test_a_step_without_a_minibatch_of_its_own_is_told():
+    theta = torch.nn.Parameter(torch.ones(3))
+    opt = VSGD([theta])
+    BatchSizer(range(100), opt)
+    with pytest.raises(RuntimeError, match="use each of them for one step"):
+        opt.minimize(lambda: theta.square().sum())
+
+
+def test_bounds():
+    opt = VSGD([torch.nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match="smallest is 200"):
+        BatchSizer(range(100), opt, smallest=200)
+    with pytest.raises(ValueError, match="empty"):
+        BatchSizer([], opt)

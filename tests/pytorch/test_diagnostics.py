@@ -55,6 +55,25 @@ def test_the_noise_scale_is_that_of_the_data(make, per_sample):
     assert diagnosis.batch_worth_using == pytest.approx(SIGMA**2 / DISTANCE**2 / 8, rel=0.25)
 
 
+def test_no_advice_on_the_batch_where_the_signal_is_lost_in_noise():
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    opt = VSGD(model.parameters(), per_sample=model)
+    for _ in range(100):
+        x, y = torch.randn(2, 8, 1)
+        opt.step(closure_of(opt, lambda x=x, y=y: (model(x) - y).square().mean()))
+    assert opt.info().noise_in_signal > 0.4
+    assert "how much larger cannot be told" in str(opt.info())
+
+
+def test_there_is_a_diagnosis_after_every_step():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    opt = VSGD(model.parameters())
+    for _ in range(6):
+        opt.step(closure_of(opt, lambda: model(torch.ones(2, 4)).square().mean()))
+        assert len(opt.info().tensors) == 4
+
+
 def test_a_line_for_every_tensor_that_learned():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from vsgd.torch.optimizer import VSGD
 
+MOST_NOISE = 0.4
+"""Of Σḡ² at most this share may be noise of the averages themselves, or the noise scale is not known."""
+
 QUANTILE_SAMPLE = 1_000_000
 """Quantiles of larger tensors are taken from so many of their coordinates, evenly spread."""
 
@@ -49,6 +52,8 @@ class Diagnosis(NamedTuple):
     tensors: list[TensorInfo]
     noise_scale: float
     """Σσ² / Σḡ²: about the number of samples at which a batch is as much signal as noise."""
+    noise_in_signal: float
+    """The share of Σḡ² that is noise of the averages themselves."""
     samples_per_step: float
     skipped: int
     """Steps left out because something was not finite."""
@@ -68,10 +73,12 @@ class Diagnosis(NamedTuple):
         head = f"{'tensor':<28}" + "".join(f"{title:>13}" for title in titles)
         if not self.tensors:
             tail = "still starting: no tensor has learned yet"
-        elif self.samples_per_step > 1:
-            tail = f"noise scale {self.noise_scale:.3g} samples, {self.batch_worth_using:.3g} times the present batch"
-        else:  # the averages of a single sample cannot show how small the signal is
+        elif self.samples_per_step == 1:  # the averages of a single sample cannot show how small the signal is
             tail = "the batch size worth using is known with several samples a step: per_sample, or micro-batches"
+        elif self.noise_in_signal > MOST_NOISE:
+            tail = "the gradient is lost in noise: larger batches would help, how much larger cannot be told"
+        else:
+            tail = f"noise scale {self.noise_scale:.3g} samples, {self.batch_worth_using:.3g} times the present batch"
         return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
 
 
@@ -79,7 +86,7 @@ def diagnose(
     groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]], outliers: dict[Tensor, Tensor]
 ) -> Diagnosis:
     """Read all of it off the state; nothing is computed for this during training."""
-    tensors, noise, signal = [], 0.0, 0.0
+    tensors, noise, signal, error = [], 0.0, 0.0, 0.0
     for number, group in enumerate(groups):
         config = group["algorithm"]
         uses_basis = isinstance(config, Networks) and config.eigenbasis
@@ -92,6 +99,7 @@ def diagnose(
             sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
             noise += float(sigma_sq.sum())
             signal += float((state.mean.grad**2).sum())
+            error += float((sigma_sq / (group["samples"] * (2 * state.memory - 1))).sum())  # variance of ḡ
             tensors.append(
                 TensorInfo(
                     name=names[index] if names else f"group {number}, parameter {index}",
@@ -106,6 +114,7 @@ def diagnose(
     return Diagnosis(
         tensors=tensors,
         noise_scale=noise / signal if signal > 0 else math.inf,
+        noise_in_signal=error / signal if signal > 0 else math.inf,
         samples_per_step=max(group["samples"] for group in groups),
         skipped=groups[0]["skipped"],
     )

@@ -87,7 +87,7 @@ def state_of(block: Block, seen: Tensor) -> State:
 
 def spread(values: Tensor, block: Block) -> Tensor:
     """Numbers per segment as numbers per coordinate."""
-    lengths = torch.tensor(block.lengths, device=block.theta.device)
+    lengths = torch.tensor(block.lengths, dtype=torch.long, device=block.theta.device)
     return torch.repeat_interleave(values.to(block.theta), lengths, output_size=len(block.theta))
 
 

@@ -314,3 +314,19 @@ def test_operations_of_a_gradient_are_counted():
     params, batch = new_params((64, 64)), next(batches(1, (64, 64)))
     flops = vsgd.optax.gradient_flops(jax.grad(squared_error), params, batch)
     assert flops == pytest.approx(4 * 32 * 64 * 64, rel=0.2)  # forward, and the gradient of the weights
+
+
+def test_coordinates_without_a_gradient_stay_where_they_are():
+    """The compiler must not multiply the tiny denominators of their rates."""
+    tx = vsgd.optax.vsgd()
+    params = {"matrix": jnp.ones((6, 8)), "vector": jnp.ones(8)}
+
+    def loss(p, x):
+        return jnp.mean((jax.nn.relu(x @ p["matrix"]) * p["vector"] - 1) ** 2)
+
+    state, step = tx.init(params), step_of(tx, loss)
+    x = jnp.ones((4, 6)).at[:, 2:].set(0)
+    for _ in range(25):
+        params, state = step(params, state, x)
+    assert loss(params, x) < 0.1
+    np.testing.assert_allclose(params["matrix"][2:], 1, atol=1e-4)

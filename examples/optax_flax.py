@@ -49,7 +49,7 @@ def main() -> float:
     @nnx.jit
     def predict(model, optimizer, x):
         graph, params, rest = nnx.split(model, nnx.Param, ...)
-        weights = vsgd.optax.eval_params(params, nnx.pure(optimizer.opt_state))
+        weights = vsgd.optax.eval_params(params, nnx.as_pure(optimizer.opt_state))
         return nnx.merge(graph, weights, rest)(x).argmax(1)
 
     rng = np.random.default_rng(0)

@@ -71,7 +71,7 @@ def one_by_one(batch):
     return [(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
 
 
-@pytest.mark.parametrize("split", [whole, one_by_one])
+@pytest.mark.parametrize("split", [pytest.param(whole, marks=pytest.mark.slow), one_by_one])
 def test_steps_equal_the_reference(split):
     with jax.enable_x64(True):
         tx = vsgd.optax.vsgd(PAPER)
@@ -133,8 +133,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("rows_are_samples", [False, True], ids=["minibatch", "samples"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "rows_are_samples", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["minibatch", "samples"]
+)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "float32")) for case in CASES])
 def test_steps_equal_those_of_torch(case, rows_are_samples):
     dtype, sizes, eigenbasis, steps = CASES[case]
     algorithm = NETWORKS._replace(eigenbasis=eigenbasis)

@@ -27,6 +27,7 @@ def run(path: Path, **environment: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_four_devices_equal_one():
     flags = "--xla_force_host_platform_device_count=4"
     # in float64: eigenvectors of eigenvalue zero are rounding, of which there is little

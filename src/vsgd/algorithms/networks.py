@@ -200,7 +200,8 @@ def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: T
     fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
     if decoupled:
         error = square_root(variance(mean.curv, mean.curv_sq) / (count * memory))
-        return fraction / (abs(mean.curv) + error + tensor.curv + config.epsilon)
+        # a product, since XLA makes one division of two, and the product of two tiny denominators vanishes in float32
+        return fraction * ((count > 0) / (abs(mean.curv) + error + tensor.curv + config.epsilon))
     return fraction * (mean.curv + tensor.curv) / (mean.curv_sq + tensor.curv_sq + config.epsilon)
 
 

@@ -62,7 +62,7 @@ def test_no_advice_on_the_batch_where_the_signal_is_lost_in_noise():
     for _ in range(100):
         x, y = torch.randn(2, 8, 1)
         opt.step(closure_of(opt, lambda x=x, y=y: (model(x) - y).square().mean()))
-    assert opt.info().noise_in_signal > 0.4
+    assert math.isinf(opt.info().noise_scale)
     assert "how much larger cannot be told" in str(opt.info())
 
 

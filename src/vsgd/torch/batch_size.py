@@ -12,13 +12,13 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from vsgd.core import ema
+from vsgd.torch.noise import Noise, from_pair, noise_scale, observe
 from vsgd.torch.shards import local_of
 
 if TYPE_CHECKING:
@@ -27,37 +27,8 @@ if TYPE_CHECKING:
 INTERVAL = 20
 """Steps between decisions. Each at most doubles or halves the minibatch: statistics need some steps to follow."""
 
-HORIZON = 50
-"""Steps over which the noise is averaged."""
-
 TIMED_STEPS = 51
 """The newest steps of each size whose median is the time of a step."""
-
-
-class Noise(NamedTuple):
-    """Moving averages over steps."""
-
-    variance: float = 0.0
-    """tr Σ of a single sample."""
-    signal: float = 0.0
-    """|G|²"""
-    steps: int = 0
-
-
-def observe(noise: Noise, products: tuple[float, float, float], sizes: tuple[int, int]) -> Noise:
-    """Take in two gradients g, g' of independent minibatches of these sizes, from |g|², |g'|² and g·g'.
-
-    E[g·g'] = |G|² and E|g − g'|² = tr Σ (1/n + 1/n'), where little changes from one step to the next.
-    """
-    here, there, both = products
-    variance = (here + there - 2 * both) / (1 / sizes[0] + 1 / sizes[1])
-    weight = 1 / min(noise.steps + 1, HORIZON)
-    return Noise(ema(noise.variance, variance, weight), ema(noise.signal, both, weight), noise.steps + 1)
-
-
-def noise_scale(noise: Noise) -> float:
-    """B = tr Σ / |G|²; infinite while the signal cannot be told from zero."""
-    return noise.variance / noise.signal if noise.signal > 0 else math.inf
 
 
 def fitted_time(seconds: Mapping[int, float]) -> tuple[float, float]:
@@ -166,7 +137,8 @@ class BatchSizer(Sampler[list[int]]):
                 for each in ((grads, grads), (others, others), (grads, others))
             ]
             if all(map(math.isfinite, products)):
-                self.noise = observe(self.noise, (products[0], products[1], products[2]), (rows, before))
+                squares = products[0], products[1]
+                self.noise = observe(self.noise, *from_pair(squares, products[2], (rows, before)))
         self._last = rows, grads
 
     def _decide(self) -> None:

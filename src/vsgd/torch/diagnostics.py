@@ -12,15 +12,13 @@ from vsgd.algorithms.networks import Networks
 from vsgd.core import variance
 from vsgd.torch.basis import describe
 from vsgd.torch.engine import rates, state_of
+from vsgd.torch.noise import Noise, is_known, noise_scale
 from vsgd.torch.storage import block_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from vsgd.torch.optimizer import VSGD
-
-MOST_NOISE = 0.4
-"""Of Σḡ² at most this share may be noise of the averages themselves, or the noise scale is not known."""
 
 QUANTILE_SAMPLE = 1_000_000
 """Quantiles of larger tensors are taken from so many of their coordinates, evenly spread."""
@@ -51,9 +49,11 @@ class TensorInfo(NamedTuple):
 class Diagnosis(NamedTuple):
     tensors: list[TensorInfo]
     noise_scale: float
-    """Σσ² / Σḡ²: about the number of samples at which a batch is as much signal as noise."""
-    noise_in_signal: float
-    """The share of Σḡ² that is noise of the averages themselves."""
+    """tr Σ / |G|²: about the number of samples at which a batch is as much signal as noise.
+
+    From the samples of the last steps; infinite if these cannot tell the signal from zero. If a step is one sample,
+    a rough upper estimate, Σσ² / Σḡ².
+    """
     samples_per_step: float
     skipped: int
     """Steps left out because something was not finite."""
@@ -75,7 +75,7 @@ class Diagnosis(NamedTuple):
             tail = "still starting: no tensor has learned yet"
         elif self.samples_per_step == 1:  # the averages of a single sample cannot show how small the signal is
             tail = "the batch size worth using is known with several samples a step: per_sample, or micro-batches"
-        elif self.noise_in_signal > MOST_NOISE:
+        elif math.isinf(self.noise_scale):
             tail = "the gradient is lost in noise: larger batches would help, how much larger cannot be told"
         else:
             tail = f"noise scale {self.noise_scale:.3g} samples, {self.batch_worth_using:.3g} times the present batch"
@@ -83,10 +83,10 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(
-    groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]], outliers: dict[Tensor, Tensor]
+    groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]], outliers: dict[Tensor, Tensor], noise: Noise
 ) -> Diagnosis:
-    """Read all of it off the state; nothing is computed for this during training."""
-    tensors, noise, signal, error = [], 0.0, 0.0, 0.0
+    """All but the noise is read off the state; nothing else is computed for this during training."""
+    tensors, variance_sum, signal_sum = [], 0.0, 0.0
     for number, group in enumerate(groups):
         config = group["algorithm"]
         uses_basis = isinstance(config, Networks) and config.eigenbasis
@@ -97,9 +97,8 @@ def diagnose(
             block = block_of(parameter, states[parameter], config)
             state = state_of(block, block.seen)
             sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
-            noise += float(sigma_sq.sum())
-            signal += float((state.mean.grad**2).sum())
-            error += float((sigma_sq / (group["samples"] * (2 * state.memory - 1))).sum())  # variance of ḡ
+            variance_sum += float(sigma_sq.sum())
+            signal_sum += float((state.mean.grad**2).sum())
             tensors.append(
                 TensorInfo(
                     name=names[index] if names else f"group {number}, parameter {index}",
@@ -111,10 +110,12 @@ def diagnose(
                     outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),
                 )
             )
+    scale = noise_scale(Noise(variance_sum, signal_sum))
+    if noise.steps:
+        scale = noise_scale(noise) if is_known(noise) else math.inf
     return Diagnosis(
         tensors=tensors,
-        noise_scale=noise / signal if signal > 0 else math.inf,
-        noise_in_signal=error / signal if signal > 0 else math.inf,
+        noise_scale=scale,
         samples_per_step=max(group["samples"] for group in groups),
         skipped=groups[0]["skipped"],
     )

@@ -33,6 +33,7 @@ from vsgd.torch.closure import (
     signals_deferred,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
+from vsgd.torch.noise import Noise
 from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
 from vsgd.torch.shards import is_sharded, local_of
@@ -54,6 +55,7 @@ from vsgd.torch.work import (
     collect_again,
     distance_to_go,
     measure_scales,
+    noise_after,
     probe,
     probe_is_due,
     take_step,
@@ -386,6 +388,7 @@ class VSGD(Optimizer):
             gains, outliers = take_step(w)
             self._gains.setdefault(id(w.group), []).append(gains)
             self._outliers.update(outliers)
+        self._noise: Noise = noise_after(self._noise, work)
         if any(w.delta is not None for w in work):
             measure_scales(self._storages)
         for group in self.param_groups:
@@ -429,7 +432,7 @@ class VSGD(Optimizer):
 
     def info(self) -> Diagnosis:
         """Rates, memory and noise of every tensor, and the batch size worth using. `print` shows it as a table."""
-        return diagnose(self.param_groups, self.state, self._outliers)
+        return diagnose(self.param_groups, self.state, self._outliers, self._noise)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -442,6 +445,7 @@ class VSGD(Optimizer):
         self._met = False
         self._storages: list[tuple[dict[str, Any], Storage]] = []
         self._outliers: dict[Tensor, Tensor] = {}
+        self._noise = Noise()
         self._gains: dict[int, list[Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,8 @@ class Process(NamedTuple):
 
     rank: int
     world: int
+    meeting: Path
+    """The file through which they find each other."""
     folder: Path
     """Where all of them read and write."""
     arguments: list[str]
@@ -23,23 +26,24 @@ class Process(NamedTuple):
         """Meet the others."""
         import torch.distributed as dist
 
-        meeting = f"file://{self.folder}/meeting-of-{self.world}"
-        dist.init_process_group("gloo", meeting, timedelta(seconds=seconds), rank=self.rank, world_size=self.world)
+        limit = timedelta(seconds=seconds)
+        dist.init_process_group("gloo", f"file://{self.meeting}", limit, rank=self.rank, world_size=self.world)
 
 
 def this_process() -> Process:
     """To be asked in a script that `run_all` has started."""
-    rank, world, folder, *arguments = sys.argv[1:]
-    return Process(int(rank), int(world), Path(folder), arguments)
+    rank, world, meeting, folder, *arguments = sys.argv[1:]
+    return Process(int(rank), int(world), Path(meeting), Path(folder), arguments)
 
 
 def run_all(script: Path, world: int, folder: Path, *arguments: object, seconds: float = 240) -> list[tuple[int, str]]:
     """Run a script in `world` processes. Returns exit code and standard error of each."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    meeting = folder / f"meeting-{time.monotonic_ns()}"  # a file of an earlier run would lead to its processes
     processes = [
         subprocess.Popen(
-            [sys.executable, script, *map(str, (rank, world, folder, *arguments))],
+            [sys.executable, script, *map(str, (rank, world, meeting, folder, *arguments))],
             env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(world)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -14,10 +16,6 @@ from vsgd.torch import VSGD
 
 ROWS, PARTS = 16, 4
 """Of the global batch; it is cut into parts, and each process has as many of them."""
-
-KINDS = ("dense", "eigenbasis", "paper", "embedding", "per sample", "per sample embedding", "replicas",
-         "replicas embedding", "infinite", "zero")  # fmt: skip
-
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -87,12 +85,12 @@ if __name__ == "__main__":
     if process.world > 1:
         process.join()
     results = {}
-    for kind in KINDS:
-        for dtype in map(DTYPES.get, process.arguments[1:]):
-            losses, parameters = train(kind, process.rank, process.world, int(process.arguments[0]), dtype)
-            results[kind, dtype] = losses, parameters
-            if process.world > 1:
-                check_equal([torch.tensor(losses), *parameters], kind)
+    steps, dtypes, *kinds = process.arguments
+    for kind, dtype in itertools.product(kinds, map(DTYPES.get, dtypes.split(","))):
+        losses, parameters = train(kind, process.rank, process.world, int(steps), dtype)
+        results[kind, dtype] = losses, parameters
+        if process.world > 1:
+            check_equal([torch.tensor(losses), *parameters], kind)
     if process.rank == 0:
         torch.save(results, process.folder / f"results-{process.world}.pt")
     if process.world > 1:

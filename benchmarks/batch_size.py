@@ -9,10 +9,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
 from vsgd.bench.compare.data import fashion_split
@@ -33,6 +34,10 @@ SAMPLERS: dict[str, Sampler] = {
 SAMPLERS["BatchSizer"] = lambda opt, seed: BatchSizer(range(TRAIN), opt, seed=seed)
 
 
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
 def run(make: Sampler, seed: int, most_seconds: float = MOST_SECONDS) -> tuple[float, int, int]:
     """Seconds of training until the target is reached, images until then, and the last size of a minibatch."""
     split = fashion_split(seed, train=TRAIN, test=TEST)
@@ -40,12 +45,14 @@ def run(make: Sampler, seed: int, most_seconds: float = MOST_SECONDS) -> tuple[f
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
     opt = VSGD(model.parameters())
     sampler = make(opt, seed)
+    parts = 2 if isinstance(sampler, BatchSizer) else 1
     spent, evaluated, images = 0.0, 0.0, 0
     while True:
         for rows in sampler:
             started = time.perf_counter()
             x, y = split.x[rows], split.y[rows]
-            opt.minimize(lambda x=x, y=y: F.cross_entropy(model(x), y))
+            halves = zip(x.chunk(parts), y.chunk(parts), strict=True)
+            opt.minimize([partial(loss_of, model, *half) for half in halves])
             spent += time.perf_counter() - started
             images += len(rows)
             if spent > evaluated + EVALUATE_EVERY:

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from vsgd.torch import VSGD, BatchSizer
-from vsgd.torch.batch_size import Noise, best_size, fitted_time, next_size, noise_scale, observe
+from vsgd.torch.batch_size import best_size, doublings, fitted_time, gain_per_second, next_size
+from vsgd.torch.noise import Noise, noise_scale, of_samples
 
 
-@pytest.mark.parametrize(("scale", "fixed", "each"), [(10, 1, 0.01), (1000, 0.2, 0.3), (3, 5, 0.1)])
-def test_best_size_has_the_largest_gain_per_second(scale, fixed, each):
-    def gain_per_second(n):
-        return n / (n + scale) / (fixed + each * n)
-
-    best = best_size(scale, fixed, each)
-    assert gain_per_second(best) == pytest.approx(
-        max(gain_per_second(best * k / 100) for k in range(10, 1000)), rel=1e-4
-    )
+@pytest.mark.parametrize(("scale", "fixed", "each"), [(10, 1, 0.01), (1000, 0.2, 0.3), (3, 5, 0.1), (math.inf, 1, 1)])
+def test_best_size_is_the_smallest_that_has_nearly_the_largest_gain_per_second(scale, fixed, each):
+    sizes = doublings(8, 3000)
+    assert sizes == [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3000]
+    best = best_size(sizes, scale, fixed, each)
+    gains = [gain_per_second(n, scale, fixed, each) for n in sizes]
+    assert gain_per_second(best, scale, fixed, each) >= 0.8 * max(gains)
+    assert all(gain < 0.8 * max(gains) for n, gain in zip(sizes, gains, strict=True) if n < best)
 
 
 def test_noise_scale_of_gradients_that_are_known():
     random = torch.Generator().manual_seed(0)
-    mean, sigma, noise, before = torch.full((50,), 0.3), 2.0, Noise(), None
-    scales = []
-    for step in range(4000):
-        size = (4, 16, 64)[step % 3]
-        grad = mean + sigma / math.sqrt(size) * torch.randn(50, generator=random)
-        if before is not None:
-            other, other_size = before
-            products = float(grad @ grad), float(other @ other), float(grad @ other)
-            noise = observe(noise, products, (size, other_size))
-            scales.append((noise.variance, noise.signal))
-        before = grad, size
-    variance, signal = torch.tensor(scales).mean(0).tolist()
+    mean, sigma = torch.full((50,), 0.3), 2.0
+    found = []
+    for _ in range(4000):
+        grads = mean + sigma * torch.randn(4, 50, generator=random)
+        found.append(of_samples(float(grads.square().mean(0).sum()), float(grads.mean(0).square().sum()), 4))
+    variance, signal, _ = torch.tensor(found).mean(0).tolist()
     assert variance == pytest.approx(50 * sigma**2, rel=0.03)
     assert signal == pytest.approx(float(mean @ mean), rel=0.05)
     assert noise_scale(Noise(6.0, 2.0)) == 3.0
@@ -57,7 +52,9 @@ def test_size_changes_by_one_doubling_at_a_time():
     assert next_size(32, 40, 8, 512) == 32
     assert next_size(32, 0.0, 8, 512) == 16
     assert next_size(8, 0.0, 8, 512) == 8
-    assert next_size(512, math.inf, 8, 512) == 512
+    assert next_size(512, 512, 8, 512) == 512
+    assert next_size(1024, 2000, 8, 2000) == 1024
+    assert next_size(1024, 2048, 8, 2000) == 2000
 
 
 @pytest.mark.parametrize(("sigma", "grows"), [(30.0, True), (0.001, False)])
@@ -74,7 +71,7 @@ def test_minibatches_grow_with_the_noise(sigma, grows):
 
     sizes, drawn = [], set()
     for (x, rows), _ in zip(DataLoader(data, batch_sampler=sizer), range(130), strict=False):
-        opt.minimize(lambda x=x: loss(x))
+        opt.minimize([partial(loss, half) for half in x.chunk(2)])
         sizes.append(len(x))
         drawn |= set(rows.tolist())
     assert len(drawn) == sum(sizes)  # no row is drawn twice in a pass

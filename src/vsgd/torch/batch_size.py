@@ -2,7 +2,7 @@
 
 With the rate of eq. 3 the expected gain of a step is proportional to |G|² n / (n + B), where n is the size of the
 minibatch, G the mean gradient and B = tr Σ / |G|² the gradient noise scale. A step takes a + b·n seconds. The gain per
-second is largest at n = √(B a / b).
+second is largest at n = √(B a / b), and nearly as large at a fraction of that.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import Sampler
 
-from vsgd.torch.noise import Noise, from_pair, noise_scale, observe
-from vsgd.torch.shards import local_of
+from vsgd.torch.noise import Noise, noise_scale, observe
 
 if TYPE_CHECKING:
     from vsgd.torch.optimizer import VSGD
 
 INTERVAL = 20
 """Steps between decisions. Each at most doubles or halves the minibatch: statistics need some steps to follow."""
+
+NEARLY = 0.8
+"""A minibatch need not be larger than has this share of the largest gain: the maximum is flat, and what is
+expected of one step counts on samples that are not seen again."""
 
 TIMED_STEPS = 51
 """The newest steps of each size whose median is the time of a step."""
@@ -43,16 +45,26 @@ def fitted_time(seconds: Mapping[int, float]) -> tuple[float, float]:
     return mean_s - slope * mean_n, slope
 
 
-def best_size(scale: float, fixed: float, each: float) -> float:
-    """n with the largest gain per second, n / (n + B) / (a + b·n)."""
-    return math.sqrt(scale * fixed / each) if each > 0 and fixed > 0 else (0.0 if each > 0 else math.inf)
+def gain_per_second(n: float, scale: float, fixed: float, each: float) -> float:
+    """Of a step with n samples, up to a factor; in proportion to n where nothing but noise is seen."""
+    return (n / (n + scale) if math.isfinite(scale) else n) / (fixed + each * n)
+
+
+def best_size(sizes: Sequence[int], scale: float, fixed: float, each: float) -> int:
+    """The smallest of these sizes that has nearly the largest gain per second."""
+    gains = {n: gain_per_second(n, scale, fixed, each) for n in sizes}
+    return min(n for n, gain in gains.items() if gain >= NEARLY * max(gains.values()))
+
+
+def doublings(smallest: int, largest: int) -> list[int]:
+    """Sizes to choose from."""
+    return [*(smallest * 2**k for k in range(math.ceil(math.log2(largest / smallest)))), largest]
 
 
 def next_size(present: int, wanted: float, smallest: int, largest: int) -> int:
-    """The power of two nearest to what is wanted, but at most one doubling or halving away."""
-    steps = math.log2(max(wanted, 1.0) / present) if math.isfinite(wanted) else 1.0
-    size = present * 2 ** min(max(round(steps), -1), 1)
-    return min(max(int(size), smallest), largest)
+    """One doubling or halving towards what is wanted."""
+    size = present * 2 if wanted >= 2 * present else present // 2 if 2 * wanted <= present else present
+    return min(max(size, smallest), largest)
 
 
 class BatchSizer(Sampler[list[int]]):
@@ -60,9 +72,11 @@ class BatchSizer(Sampler[list[int]]):
 
         sizer = BatchSizer(dataset, opt)
         for x, y in DataLoader(dataset, batch_sampler=sizer):
-            opt.minimize(lambda: F.cross_entropy(model(x), y))
+            opt.minimize([partial(loss, *half) for half in zip(x.chunk(2), y.chunk(2))])
 
-    Each minibatch must be used for one step. Several processes share a minibatch of the same size: each draws its part.
+    Each minibatch must be used for one step, and a step must have several samples: micro-batches, rows or replicas.
+    What differs between them is noise. Gradients of consecutive steps would not do: where rates are optimal they are
+    orthogonal on average, however strong the signal is. Several processes share a minibatch: each draws its part.
 
     Args:
         data: the data set, of which only the length is asked.
@@ -87,7 +101,6 @@ class BatchSizer(Sampler[list[int]]):
         """Of the next minibatch."""
         self.noise = Noise()
         self._drawn: deque[int] = deque()
-        self._last: tuple[int, list[Tensor]] | None = None
         self._ended: float | None = None
         self._seconds: dict[int, deque[float]] = {}
         self._steps = 0
@@ -99,7 +112,7 @@ class BatchSizer(Sampler[list[int]]):
         order = torch.randperm(self._length, generator=torch.Generator().manual_seed(self._seed + self._epoch)).tolist()
         self._epoch += 1
         self._drawn.clear()
-        self._last = self._ended = None
+        self._ended = None
         start = 0
         while start + (size := max(self.size // replicas.size, 1) * replicas.size) <= self._length:
             self._drawn.append(size)
@@ -123,23 +136,19 @@ class BatchSizer(Sampler[list[int]]):
             self._decide()
         self._ended = time.perf_counter()
 
-    @torch.no_grad()
     def _notice(self, size: int, opt: VSGD) -> None:
-        """Compare the gradient with that of the step before."""
-        replicas = opt.replicas()
-        rows = size // replicas.size if replicas.are_samples else size
-        parameters = [p for group in opt.param_groups for p in group["params"]]
-        grads = [local_of(p.grad).clone() for p in parameters if p.grad is not None and not p.grad.is_sparse]
-        if self._last is not None and len(grads) == len(self._last[1]):
-            before, others = self._last
-            products = [
-                float(torch.stack([(g.double() * h.double()).sum().cpu() for g, h in zip(*each, strict=True)]).sum())
-                for each in ((grads, grads), (others, others), (grads, others))
-            ]
-            if all(map(math.isfinite, products)):
-                squares = products[0], products[1]
-                self.noise = observe(self.noise, *from_pair(squares, products[2], (rows, before)))
-        self._last = rows, grads
+        """Take in the noise of a row."""
+        found = opt.step_noise
+        if found is None and not opt.param_groups[0]["steps"]:
+            return  # skipped, since something was not finite
+        if found is None:
+            raise RuntimeError(
+                "BatchSizer measures the noise between the samples of a step, and this step was one sample: give "
+                "halves of the minibatch, opt.minimize([first, second]), or use per_sample=model or samples='replicas'"
+            )
+        variance, signal = float(found.variance), float(found.signal)
+        if math.isfinite(variance) and math.isfinite(signal):
+            self.noise = observe(self.noise, variance * size / found.samples, signal)
 
     def _decide(self) -> None:
         """Choose the next size, from numbers that are the same in all processes."""
@@ -148,7 +157,8 @@ class BatchSizer(Sampler[list[int]]):
         rows = replicas.numbers(self.noise.variance, self.noise.signal, *(seconds[size] for size in sizes))
         variance, signal, *times = (sum(column) / replicas.size for column in zip(*rows, strict=True))
         fixed, each = fitted_time(dict(zip(sizes, times, strict=True)))
-        wanted = best_size(noise_scale(Noise(variance, signal)), fixed, each)
+        smallest, largest = self._limits
+        wanted = best_size(doublings(smallest, largest), noise_scale(Noise(variance, signal)), fixed, each)
         if len(seconds) < 2:  # the time of a step is a line, and one point of it is known
-            wanted = math.inf if self.size < self._limits[1] else 0.0
-        self.size = next_size(self.size, wanted, *self._limits)
+            wanted = largest if self.size < largest else smallest
+        self.size = next_size(self.size, wanted, smallest, largest)

@@ -140,7 +140,7 @@ def algorithm_of(saved: dict[str, Any], place: int) -> Config:
         value = constants.get(name)
         if not (is_truth if is_truth(default) else is_setting)(value):
             raise refused(f"the algorithm of group {place} has {name!r}: {value!r}")
-        constants[name] = type(default)(value)
+        constants[name] = float(value) if isinstance(value, Tensor) else value
     try:
         config: Config = kind(**constants)
     except (TypeError, ValueError) as error:

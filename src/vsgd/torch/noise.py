@@ -37,18 +37,21 @@ def observe(noise: Noise, total_variance: Array, signal: Array) -> Noise:
     )
 
 
-def from_pair(squares: tuple[float, float], product: float, sizes: tuple[int, int]) -> tuple[float, float]:
-    """tr Σ and |G|² from two gradients g, g' of independent minibatches of these sizes: |g|², |g'|² and g·g'.
+class StepNoise(NamedTuple):
+    """What the samples of one step say, without bias."""
 
-    E[g·g'] = |G|² and E|g − g'|² = tr Σ (1/n + 1/n'), where little changes from one step to the next.
-    """
-    return (sum(squares) - 2 * product) / (1 / sizes[0] + 1 / sizes[1]), product
+    variance: Array
+    """tr Σ of a sample."""
+    signal: Array
+    """|G|²"""
+    samples: float
+    """How many samples there were."""
 
 
-def from_samples(mean_of_squares: Array, square_of_mean: Array, count: float) -> tuple[Array, Array]:
-    """tr Σ and |G|² from several samples of one step, both without bias."""
-    total_variance = (mean_of_squares - square_of_mean) * (count / (count - 1))
-    return total_variance, square_of_mean - total_variance / count
+def of_samples(mean_of_squares: Array, square_of_mean: Array, count: float) -> StepNoise:
+    """From Σ_i of the mean of squared gradients of samples, and of their squared mean."""
+    total = (mean_of_squares - square_of_mean) * (count / (count - 1))
+    return StepNoise(total, square_of_mean - total / count, count)
 
 
 def is_known(noise: Noise) -> bool:

@@ -33,7 +33,7 @@ from vsgd.torch.closure import (
     signals_deferred,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
-from vsgd.torch.noise import Noise
+from vsgd.torch.noise import Noise, StepNoise, observe
 from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
 from vsgd.torch.shards import is_sharded, local_of
@@ -55,7 +55,7 @@ from vsgd.torch.work import (
     collect_again,
     distance_to_go,
     measure_scales,
-    noise_after,
+    noise_of,
     probe,
     probe_is_due,
     take_step,
@@ -388,7 +388,9 @@ class VSGD(Optimizer):
             gains, outliers = take_step(w)
             self._gains.setdefault(id(w.group), []).append(gains)
             self._outliers.update(outliers)
-        self._noise: Noise = noise_after(self._noise, work)
+        self.step_noise: StepNoise | None = noise_of(work)
+        if self.step_noise is not None:
+            self._noise: Noise = observe(self._noise, self.step_noise.variance, self.step_noise.signal)
         if any(w.delta is not None for w in work):
             measure_scales(self._storages)
         for group in self.param_groups:
@@ -446,6 +448,8 @@ class VSGD(Optimizer):
         self._storages: list[tuple[dict[str, Any], Storage]] = []
         self._outliers: dict[Tensor, Tensor] = {}
         self._noise = Noise()
+        self.step_noise = None
+        """Of the last step that was taken, if it had several samples."""
         self._gains: dict[int, list[Tensor]] = {}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from vsgd.tensors import LEAST_NORM, probe_seed
 from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
-from vsgd.torch.noise import Noise, from_samples, observe
+from vsgd.torch.noise import StepNoise, of_samples
 from vsgd.torch.replicas import ALONE, Replicas
 from vsgd.torch.shards import is_sharded
 from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, of_dense, of_table
@@ -136,15 +136,15 @@ def take_step(w: Work) -> tuple[Tensor, dict[Tensor, Tensor]]:
     return torch.stack([gain.sum(), *bend]), dict(zip(w.storage.parameters, outliers, strict=True))
 
 
-def noise_after(before: Noise, work: list[Work]) -> Noise:
+def noise_of(work: list[Work]) -> StepNoise | None:
     """What the samples of a step say of the noise, where dense tensors have several."""
     dense = [w.batch for w in work if isinstance(w.storage, Dense)]
     several = [(batch.grad_sq, batch.grad) for batch in dense if batch.grad_sq is not None]
     count = max((float(batch.counts.max()) for batch in dense), default=0.0)
     if count <= 1 or not several:
-        return before
+        return None
     sums = torch.stack([torch.stack([squares.sum(), grad.square().sum()]) for squares, grad in several]).sum(0)
-    return observe(before, *from_samples(sums[0], sums[1], count))
+    return of_samples(sums[0], sums[1], count)
 
 
 def averaging_after(before: list[float], gains: list[Tensor], config: Networks) -> list[float]:

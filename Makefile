@@ -19,7 +19,7 @@ docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutoria
 	cp report/index.html site/report.html
 
 test: lint  ## everything but the slow tests
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
 
 test-all: lint
 	$(BIN)/pytest -q

@@ -164,6 +164,7 @@ def plot(diagnosis: Diagnosis) -> Figure:
         axis.hlines(places, [max(q.low, 1e-12) for q in quantiles], [q.high for q in quantiles], color="#9db8d6", lw=6)
         axis.plot([q.median for q in quantiles], places, "o", color="#2563a8")
         axis.set(xscale="log", title=title)
+        axis.tick_params(axis="x", which="minor", labelbottom=False)  # they overlap where a span is short
         axis.grid(alpha=0.25)
     figure.axes[0].set_yticks(list(places), [tensor.name for tensor in shown])
     figure.axes[0].invert_yaxis()

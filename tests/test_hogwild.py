@@ -1,5 +1,8 @@
 """Threads that change one linear model without locks."""
 
+import _thread
+import threading
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -133,3 +136,23 @@ def test_an_error_in_a_thread_leaves_the_estimator_as_it_was(text, monkeypatch):
     with pytest.raises(MemoryError, match="no room"):
         model.partial_fit(X, scores[:, 0])
     np.testing.assert_array_equal(model.model_.table, before)
+
+
+def test_an_interrupt_leaves_the_estimator_as_it_was(text):
+    X, scores = text
+    model = VSGDRegressor(hogwild=True, n_jobs=2, max_iter=2, tol=None, random_state=0).fit(X, scores[:, 0])
+    before, losses = dict(vars(model)), list(model.loss_curve_)
+    table = model.model_.table.copy()
+    model.set_params(max_iter=10**6, warm_start=True)
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, scores[:, 0])
+    assert all(getattr(model, name) is before[name] for name in ("model_", "coef_", "intercept_", "rates_"))
+    assert (model.n_iter_, model.loss_curve_) == (before["n_iter_"], losses)
+    np.testing.assert_array_equal(model.model_.table, table)
+
+
+def test_a_model_that_is_not_finite_is_refused():
+    X = sparse.random(200, 50, density=0.1, random_state=0, format="csr") * 1e69
+    with pytest.raises(ValueError, match="overflow"):
+        VSGDRegressor(hogwild=True, n_jobs=2, penalty="l2", alpha=1e300).fit(X, np.arange(200.0))

@@ -20,8 +20,8 @@ from vsgd.linear.gate import check_all
 from vsgd.linear.kernel import pass_with
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
-from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
-from vsgd.linear.rows import Rows
+from vsgd.linear.model import BATCHES, CURV_SQ, GRAD, ROWS, SEEN, THETA, Model
+from vsgd.linear.rows import Rows, count_samples
 
 COLUMN_PASS = pass_with(column_phases.measure, columns.update)
 PAPER_PASS = pass_with(paper_phases.measure, paper.update)
@@ -29,15 +29,21 @@ PAPER_PASS = pass_with(paper_phases.measure, paper.update)
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: the objective, the constants of the algorithm, rows of a minibatch, and threads."""
+    """How to train: the objective, the constants of the algorithm, rows of a minibatch, threads, and what they share.
+
+    With `hogwild`, threads share the rows instead of the outputs, and all of them change one model without locks.
+    """
 
     task: Task
     options: Columns | Paper
     batch_size: int = 32
     threads: int = 1
+    hogwild: bool = False
 
     def __post_init__(self) -> None:
         require(self.options, Columns, Paper)
+        if self.hogwild and not isinstance(self.options, Columns):
+            raise ValueError("hogwild is for vsgd.COLUMNS, the default options; vsgd.PAPER is trained without it")
 
 
 def split(model: Model, parts: int) -> list[Model]:
@@ -68,30 +74,66 @@ def join(model: Model, parts: list[Model]) -> None:
 def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
     """One pass over the rows in this order; the mean loss of the rows, each before its update.
 
-    The outputs of one-vs-rest share nothing, so each thread takes a few of them. The result does not depend on the
-    number of threads.
+    The result does not depend on the number of threads, unless they are without locks.
     """
     check_all(model, rows, order, targets, weights, training)
-    outputs = model.table.shape[2]
-    parts = min(training.threads, outputs) if training.task.one_vs_rest else 1
-    models = split(model, parts) if parts > 1 else [model]
-    first = np.cumsum([0] + [part.table.shape[2] for part in models])
+    share = share_rows if training.hogwild else share_outputs
+    return share(model, rows, order, targets, weights, training) / float(weights[order].sum())
+
+
+def run_pass(
+    model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, first_output: int = 0
+) -> float:
+    """The compiled pass, in the thread that calls; the total loss."""
     run = kept(COLUMN_PASS if isinstance(training.options, Columns) else PAPER_PASS)
+    space = workspace(rows, model.table.shape[0], model.table.shape[2], training.batch_size)
+    task = training.task._replace(first_output=first_output)
+    return float(run(model, rows, order, targets, weights, training.batch_size, task, training.options, space))
+
+
+def share_outputs(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
+    """The outputs of one-vs-rest share nothing, so each thread takes a few of them."""
+    parts = min(training.threads, model.table.shape[2]) if training.task.one_vs_rest else 1
+    if parts == 1:
+        return run_pass(model, rows, order, targets, weights, training)
+    models = split(model, parts)
+    first = np.cumsum([0] + [part.table.shape[2] for part in models])
 
     def train_part(i: int) -> float:
-        table = models[i].table
-        space = workspace(rows, table.shape[0], table.shape[2], training.batch_size)
-        task = training.task._replace(first_output=int(first[i]))
-        arguments = rows, order, targets, weights, training.batch_size, task, training.options, space
-        return float(run(models[i], *arguments))
+        return run_pass(models[i], rows, order, targets, weights, training, int(first[i]))
 
-    if parts == 1:
-        total = train_part(0)
-    else:
-        with ThreadPoolExecutor(parts) as pool:
-            total = sum(pool.map(train_part, range(parts)))
-        join(model, models)
-    return total / float(weights[order].sum())
+    with ThreadPoolExecutor(parts) as pool:
+        total = sum(pool.map(train_part, range(parts)))
+    join(model, models)
+    return total
+
+
+def share_rows(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
+    """Hogwild (Niu et al. 2011): each thread takes every n-th row, and all of them change one model without locks.
+
+    An update is lost where two threads change a coordinate at the same time, which is rare if rows are sparse. Numbers
+    that every row changes are no part of that: threads have sums of their own, and counts are exact after the pass.
+    """
+    threads = min(training.threads, -(-len(order) // training.batch_size))
+    if threads <= 1:
+        return run_pass(model, rows, order, targets, weights, training)
+    seen, progress = model.table[:, SEEN].copy(), model.progress.copy()
+    parts = [np.ascontiguousarray(order[k::threads]) for k in range(threads)]
+    models = [model._replace(curvature=model.curvature.copy(), residual=model.residual.copy()) for _ in parts]
+    counts = np.zeros((threads, model.table.shape[0]), np.int64)
+
+    def train_part(i: int) -> float:
+        kept(count_samples)(rows, parts[i], training.task.intercept, counts[i])
+        return run_pass(models[i], rows, parts[i], targets, weights, training)
+
+    with ThreadPoolExecutor(threads) as pool:
+        total = sum(pool.map(train_part, range(threads)))
+    model.table[:, SEEN] = seen + counts.sum(axis=0)[:, None]
+    model.curvature[:] += sum(part.curvature - model.curvature for part in models)
+    model.residual[:] = np.mean([part.residual for part in models], axis=0)
+    model.progress[BATCHES] = progress[BATCHES] + sum(-(-len(part) // training.batch_size) for part in parts)
+    model.progress[ROWS] = progress[ROWS] + len(order)
+    return total
 
 
 def coefficients(model: Model, task: Task) -> Any:

@@ -18,6 +18,7 @@ from vsgd.sklearn import fitting
 
 FREE = {
     "early_stopping",
+    "hogwild",
     "max_iter",
     "n_iter_no_change",
     "n_jobs",

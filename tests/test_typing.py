@@ -36,7 +36,7 @@ models = [VSGDClassifier(random_state=0), VSGDRegressor()]
 
 def check(tmp_path, program: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "program.py").write_text(program)
-    command = [sys.executable, "-m", "mypy", "--strict", "program.py"]
+    command = [sys.executable, "-m", "mypy", "--strict", "--untyped-calls-exclude=torch", "program.py"]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
 
 

@@ -140,8 +140,10 @@ def noise_of(work: list[Work]) -> StepNoise | None:
     """What the samples of a step say of the noise, where dense tensors have several."""
     dense = [w.batch for w in work if isinstance(w.storage, Dense)]
     several = [(batch.grad_sq, batch.grad) for batch in dense if batch.grad_sq is not None]
-    count = max((float(batch.counts.max()) for batch in dense), default=0.0)
-    if count <= 1 or not several:
+    if not several:  # the usual step: a minibatch is one sample
+        return None
+    count = max(float(batch.counts.max()) for batch in dense)
+    if count <= 1:
         return None
     sums = torch.stack([torch.stack([squares.sum(), grad.square().sum()]) for squares, grad in several]).sum(0)
     return of_samples(sums[0], sums[1], count)

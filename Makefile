@@ -10,7 +10,6 @@ run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
 
 docs: run  ## what README and docs show of it
-	cp report/figure-6.png docs/figures/comparison.png
 	cp report/figure-drift.png docs/figures/drift.png
 	cp report/numbers.md docs/results.md
 

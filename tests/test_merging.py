@@ -123,6 +123,23 @@ def test_rounds_do_not_depend_on_other_random_numbers():
     assert len(twice.loss_curve_) == 3
 
 
+def test_a_part_of_rows_without_weight_is_passed_over():
+    X, y = load_breast_cancer(return_X_y=True)
+    estimator = VSGDClassifier(class_weight={0: 0.0, 1: 1.0}, random_state=0)
+    model = fit_parts(estimator, [(X[y == 0], y[y == 0]), (X[y == 1], y[y == 1])], rounds=2)
+    assert len(model.loss_curve_) == 2
+    with pytest.raises(ValueError, match="no part has any rows with a weight"):
+        fit_parts(estimator, [(X[y == 0], y[y == 0])], classes=[0, 1])
+
+
+def test_labels_keep_their_type_whatever_parts_there_are():
+    X, y = load_breast_cancer(return_X_y=True)
+    model = fit_parts(VSGDClassifier(random_state=0), [(X.tolist(), y.tolist()), (X[:0], [])])
+    assert model.predict(X[:2]).dtype == y.dtype
+    with pytest.raises(ValueError, match="no part has any rows"):
+        fit_parts(VSGDClassifier(), [])
+
+
 def test_a_part_without_rows_is_passed_over():
     X, y = load_diabetes(return_X_y=True)
     some = fit_parts(VSGDRegressor(random_state=0), [(X[:200], y[:200]), (X[200:], y[200:])])

@@ -77,17 +77,6 @@ def scramble(number: Any) -> Any:
     return number ^ (number >> np.uint64(31))
 
 
-def count_samples(rows: Rows, order: Any, intercept: bool, counts: Any) -> None:
-    """Add the number of these rows in which each column is not zero; compiled. The last column is the intercept."""
-    for row in order:
-        values = rows.data[rows.data_start[row] : rows.data_start[row] + rows.length[row]]
-        columns = rows.indices[rows.index_start[row] : rows.index_start[row] + rows.length[row]]
-        for t in range(np.uint64(len(values))):
-            counts[np.uint32(columns[t])] += values[t] != 0
-    if intercept:
-        counts[len(counts) - 1] += len(order)
-
-
 def find_column_max(rows: Rows, sizes: Any) -> None:
     """Raise `sizes` to the largest |x| of each column."""
     for i in range(len(rows.length)):

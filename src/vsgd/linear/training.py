@@ -20,8 +20,8 @@ from vsgd.linear.gate import check_all
 from vsgd.linear.kernel import pass_with
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
-from vsgd.linear.model import BATCHES, CURV_SQ, GRAD, ROWS, SEEN, THETA, Model
-from vsgd.linear.rows import Rows, count_samples
+from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
+from vsgd.linear.rows import Rows
 
 COLUMN_PASS = pass_with(column_phases.measure, columns.update)
 PAPER_PASS = pass_with(paper_phases.measure, paper.update)
@@ -29,21 +29,15 @@ PAPER_PASS = pass_with(paper_phases.measure, paper.update)
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: the objective, the constants of the algorithm, rows of a minibatch, threads, and what they share.
-
-    With `hogwild`, threads share the rows instead of the outputs, and all of them change one model without locks.
-    """
+    """How to train: the objective, the constants of the algorithm, rows of a minibatch, and threads."""
 
     task: Task
     options: Columns | Paper
     batch_size: int = 32
     threads: int = 1
-    hogwild: bool = False
 
     def __post_init__(self) -> None:
         require(self.options, Columns, Paper)
-        if self.hogwild and not isinstance(self.options, Columns):
-            raise ValueError("hogwild is for vsgd.COLUMNS, the default options; vsgd.PAPER is trained without it")
 
 
 def split(model: Model, parts: int) -> list[Model]:
@@ -74,11 +68,10 @@ def join(model: Model, parts: list[Model]) -> None:
 def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
     """One pass over the rows in this order; the mean loss of the rows, each before its update.
 
-    The result does not depend on the number of threads, unless they are without locks.
+    The result does not depend on the number of threads.
     """
     check_all(model, rows, order, targets, weights, training)
-    share = share_rows if training.hogwild else share_outputs
-    return share(model, rows, order, targets, weights, training) / float(weights[order].sum())
+    return share_outputs(model, rows, order, targets, weights, training) / float(weights[order].sum())
 
 
 def run_pass(
@@ -105,34 +98,6 @@ def share_outputs(model: Model, rows: Rows, order: Any, targets: Any, weights: A
     with ThreadPoolExecutor(parts) as pool:
         total = sum(pool.map(train_part, range(parts)))
     join(model, models)
-    return total
-
-
-def share_rows(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
-    """Hogwild (Niu et al. 2011): each thread takes every n-th row, and all of them change one model without locks.
-
-    An update is lost where two threads change a coordinate at the same time, which is rare if rows are sparse. Numbers
-    that every row changes are no part of that: threads have sums of their own, and counts are exact after the pass.
-    """
-    threads = min(training.threads, -(-len(order) // training.batch_size))
-    if threads <= 1:
-        return run_pass(model, rows, order, targets, weights, training)
-    seen, progress = model.table[:, SEEN].copy(), model.progress.copy()
-    parts = [np.ascontiguousarray(order[k::threads]) for k in range(threads)]
-    models = [model._replace(curvature=model.curvature.copy(), residual=model.residual.copy()) for _ in parts]
-    counts = np.zeros((threads, model.table.shape[0]), np.int64)
-
-    def train_part(i: int) -> float:
-        kept(count_samples)(rows, parts[i], training.task.intercept, counts[i])
-        return run_pass(models[i], rows, parts[i], targets, weights, training)
-
-    with ThreadPoolExecutor(threads) as pool:
-        total = sum(pool.map(train_part, range(threads)))
-    model.table[:, SEEN] = seen + counts.sum(axis=0)[:, None]
-    model.curvature[:] += sum(part.curvature - model.curvature for part in models)
-    model.residual[:] = np.mean([part.residual for part in models], axis=0)
-    model.progress[BATCHES] = progress[BATCHES] + sum(-(-len(part) // training.batch_size) for part in parts)
-    model.progress[ROWS] = progress[ROWS] + len(order)
     return total
 
 

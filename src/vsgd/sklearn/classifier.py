@@ -49,8 +49,6 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         average: whether coefficients are averaged over the updates.
         random_state: seed of the order of samples and of the directions probed.
         n_jobs: threads, which share the classes of "ovr". They do not change the result.
-        hogwild: whether these threads share the rows instead, and change one model without locks: faster on sparse rows
-            for every kind of model, with results that differ a little from one fit to the next.
         verbose: whether to show a progress bar.
         options: the algorithm and its constants, `vsgd.COLUMNS` by default; `vsgd.PAPER` for the pseudocode to the
             letter.
@@ -91,7 +89,6 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         average: bool = False,
         random_state: Any = None,
         n_jobs: int | None = None,
-        hogwild: bool = False,
         verbose: int = 0,
         options: Columns | Paper | None = None,
     ):
@@ -112,7 +109,6 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.average = average
         self.random_state = random_state
         self.n_jobs = n_jobs
-        self.hogwild = hogwild
         self.verbose = verbose
         self.options = options
 
@@ -198,7 +194,6 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.non_deterministic = bool(self.hogwild)
         return tags
 
     def _check(self) -> None:

@@ -65,8 +65,6 @@ def check_parameters(estimator: Any, losses: dict[str, int]) -> None:
     check_real(estimator, "validation_fraction", min_val=0, max_val=1, include_boundaries="neither")
     if estimator.tol is not None:
         check_real(estimator, "tol", min_val=0)
-    if not isinstance(estimator.hogwild, bool | np.bool_):
-        raise TypeError(f"hogwild={estimator.hogwild!r} is neither True nor False; the number of threads is n_jobs")
 
 
 def training_of(estimator: Any, **task: Any) -> Training:
@@ -85,7 +83,6 @@ def training_of(estimator: Any, **task: Any) -> Training:
         options=COLUMNS if estimator.options is None else estimator.options,
         batch_size=int(estimator.batch_size),
         threads=min(effective_n_jobs(estimator.n_jobs), cores()),
-        hogwild=bool(estimator.hogwild),
     )
 
 

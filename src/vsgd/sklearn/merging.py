@@ -18,7 +18,6 @@ from vsgd.sklearn import fitting
 
 FREE = {
     "early_stopping",
-    "hogwild",
     "max_iter",
     "n_iter_no_change",
     "n_jobs",
@@ -80,15 +79,24 @@ def distinct_labels(number: int, X: Any, y: Any) -> Any:
     return np.unique(np.asarray(y))
 
 
+def all_labels(each_part: EachPart) -> Any:
+    """The classes of all parts; those of an empty part would have a type of their own."""
+    found = [labels for labels in each_part(distinct_labels) if len(labels)]
+    if not found:
+        raise ValueError("no part has any rows")
+    return np.unique(np.concatenate(found))
+
+
 def learn(number: int, X: Any, y: Any, *, estimator: Any, known: dict[str, Any], seed: tuple[int, int]) -> Any:
-    """A copy of the estimator after one pass over a part, in random order; None if the part has no rows."""
-    if X.shape[0] == 0:
+    """A copy of the estimator after one pass over a part, in random order; None if no row of the part counts."""
+    if len(y) == 0:
         return None
     learner = copy.copy(estimator)
     if hasattr(learner, "model_"):
         learner.loss_curve_ = []
     order = int(np.random.SeedSequence((*seed, number)).generate_state(1)[0])
-    return learner.partial_fit(*shuffle(X, y, random_state=order), **known)
+    learner.partial_fit(*shuffle(X, y, random_state=order), **known)
+    return learner if learner.loss_curve_ else None
 
 
 def mean_loss(learners: Sequence[Any], rows_before: int) -> float:
@@ -113,14 +121,14 @@ def fit_rounds(estimator: Any, each_part: EachPart, *, rounds: int, classes: Any
     model = copy.copy(estimator).set_params(random_state=seed)
     known: dict[str, Any] = {}
     if is_classifier(estimator) and not hasattr(model, "model_"):
-        known["classes"] = np.unique(np.concatenate(each_part(distinct_labels))) if classes is None else classes
+        known["classes"] = all_labels(each_part) if classes is None else classes
     losses = list(getattr(model, "loss_curve_", []))
     for number in range(rounds):
         base = model if hasattr(model, "model_") else None
         task = functools.partial(learn, estimator=model, known=known, seed=(seed, number))
         learners = [learner for learner in each_part(task) if learner is not None]
         if not learners:
-            raise ValueError("no part has any rows")
+            raise ValueError("no part has any rows with a weight")
         losses.append(mean_loss(learners, 0 if base is None else base.model_.progress[ROWS]))
         model = type(estimator).merge(learners, base=base)
     model.loss_curve_ = losses

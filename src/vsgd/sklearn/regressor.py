@@ -55,7 +55,6 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         average: bool = False,
         random_state: Any = None,
         n_jobs: int | None = None,
-        hogwild: bool = False,
         verbose: int = 0,
         options: Columns | Paper | None = None,
     ):
@@ -76,7 +75,6 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.average = average
         self.random_state = random_state
         self.n_jobs = n_jobs
-        self.hogwild = hogwild
         self.verbose = verbose
         self.options = options
 
@@ -120,7 +118,6 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.non_deterministic = bool(self.hogwild)
         return tags
 
     def _check(self) -> None:

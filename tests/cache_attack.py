@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 import warnings
 from pathlib import Path
 
@@ -63,9 +62,6 @@ def attack(jit, tiny, count):
         for _ in range(rng.choice([1, 1, 3])):
             with contextlib.suppress(OSError):  # the seal of a file that is no more
                 damage(jit, cache, rng)
-        if rng.random() < 0.7:  # else files look as if they were being written
-            for file in cache.rglob("*.nb*"):
-                os.utime(file, (0, time.time() - 2 * jit.WRITING_SECONDS))
         told += results()
         results()
     print(told)

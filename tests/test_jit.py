@@ -125,7 +125,6 @@ def test_damage_is_seen(cache, suffix, damage):
 def test_damaged_files_are_replaced(package, cache, suffix, damage):
     (file,) = cache.rglob(f"*.{suffix}")
     file.write_bytes(damage(file.read_bytes()))
-    os.utime(file, (0, time.time() - 2 * jit.WRITING_SECONDS))
     out, err = run(package, cache)
     assert out == CORRECT
     assert err.count("is damaged; compiling anew") == 1
@@ -133,14 +132,60 @@ def test_damaged_files_are_replaced(package, cache, suffix, damage):
     assert all(jit.is_whole(file) for file in jit.machine_code(cache))
 
 
-def test_files_that_may_still_be_written_are_left_alone(package, cache):
-    for seal in list(cache.rglob("*.sha256")):
-        seal.unlink()
-    for file in jit.machine_code(cache):
-        os.utime(file)
-    before = machine_code(cache)
-    assert run(package, cache) == (CORRECT, "")
-    assert machine_code(cache) == before
+def test_folders_in_place_of_files_are_replaced_with_one_warning(package, cache):
+    (index,), (code,) = cache.rglob("*.nbi"), cache.rglob("*.nbc")
+    index.unlink()
+    index.mkdir()
+    code.write_bytes(emptied(code.read_bytes()))
+    out, err = run(package, cache)
+    assert out == CORRECT
+    assert err.count("compiling anew") == 1
+    assert all(jit.is_whole(file) for file in jit.machine_code(cache))
+
+
+INTEGERS = "print(jit.kept(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))"
+
+
+@pytest.mark.parametrize("before", ["", COMBINE + "\n"], ids=["first types of arguments", "other types"])
+def test_a_folder_that_another_process_writes_is_left_alone(package, cache, before):
+    (folder,) = (cache / "vsgd").iterdir()
+    files = machine_code(cache)
+    code = f"""
+import pathlib
+from vsgd.disk import locked
+jit.WAITING_SECONDS = 0.0
+with locked(pathlib.Path({str(folder)!r})):
+    {INTEGERS}
+"""
+    out, err = run(package, cache, before + code)
+    assert out == CORRECT * (2 if before else 1)
+    assert err.count("is not usable (another process is writing to") == 1
+    assert machine_code(cache) == files
+    assert run(package, cache, INTEGERS) == (CORRECT, "")
+    assert len(machine_code(cache)) == len(files) + 1
+
+
+def test_a_process_waits_for_another_that_compiles_the_same(package, tmp_path):
+    """Of four that start together, one compiles each type of arguments."""
+    code = "\nprint(*jit.compiled(tiny.combine, cache=True).stats.cache_misses)"
+    processes = [start(package, tmp_path, each + code) for each in [COMBINE, INTEGERS] * 2]
+    outputs = [process.communicate() for process in processes]
+    assert [(out.split()[0], err) for out, err in outputs] == [(CORRECT.strip(), "")] * 4
+    assert sum(len(out.split()) > 1 for out, _ in outputs) == 2, outputs
+
+
+def test_machine_code_of_other_types_is_not_run(package, cache):
+    """What an index could hold that two processes wrote at once, and that was sealed."""
+    assert run(package, cache, INTEGERS) == (CORRECT, "")
+    (folder,) = (cache / "vsgd").iterdir()
+    first, second = sorted(folder.rglob("*.nbc"))
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    jit.seal(folder)
+    out, err = run(package, cache, COMBINE + "\n" + INTEGERS)
+    assert out == CORRECT * 2
+    assert err.count("is not usable (it has machine code for other types of arguments); compiling anew") == 1
 
 
 def test_a_full_disk_does_not_stop_the_work(package, tmp_path):
@@ -215,10 +260,29 @@ def test_a_long_compilation_is_announced(package, tmp_path):
     out, err = run(package, tmp_path, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
     assert out == CORRECT
     assert err == "vsgd: compiling combine for this processor, once; later runs take it from the cache\n"
+    assert run(package, tmp_path, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE) == (CORRECT, "")
     (tmp_path / "file").write_text("")
     _, err = run(package, tmp_path / "file", "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
     assert err.startswith("vsgd: compiling combine for this processor; the result cannot be kept ([Errno 20]")
     assert err.count("\n") == 1
+
+
+def test_an_interrupted_compilation_is_begun_anew(package, tmp_path):
+    code = """
+import sys
+def interrupt(frame, event, argument):
+    if frame.f_code.co_name == "compile" and "dispatcher" in frame.f_code.co_filename:
+        sys.settrace(None)
+        raise KeyboardInterrupt
+sys.settrace(interrupt)
+jit.WAITING_SECONDS = 0.0
+try:
+    jit.kept(tiny.combine)(*arguments)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert run(package, tmp_path, code + COMBINE) == ("interrupted\n" + CORRECT, "")
+    assert machine_code(tmp_path)
 
 
 def test_errors_of_the_function_are_its_own(package, tmp_path):

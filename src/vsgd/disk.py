@@ -10,6 +10,7 @@ import re
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -274,18 +275,36 @@ def say_damaged(path: Path, why: object) -> None:
 
 
 @contextlib.contextmanager
+def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a folder. BlockingIOError if another process, or thread, holds it for longer than this."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        end = time.monotonic() + seconds
+        while not _lock(descriptor):
+            if time.monotonic() >= end:
+                raise BlockingIOError(f"another process is writing to {folder}")
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # closing is not enough if a fork has it open, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing results to a folder meanwhile. The lock ends with the process at the latest."""
     ensure_folder(folder)
     check_writable(folder / "some file")
-    if fcntl is None:
+    with contextlib.ExitStack() as lock:
+        with _told(folder):
+            try:
+                lock.enter_context(locked(folder))
+            except BlockingIOError as error:
+                raise UserError(f"{error}. Wait for it, or choose another folder.") from None
         yield
-        return
-    with _told(folder):
-        descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if not _lock(descriptor):
-            raise UserError(f"another process is writing to {folder}. Wait for it, or choose another folder.")
-        yield
-    finally:
-        os.close(descriptor)

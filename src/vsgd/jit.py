@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from vsgd import core
-from vsgd.disk import write_whole
+from vsgd.disk import locked, write_whole
 from vsgd.errors import UserError
 
 NUMBA_SETTINGS = threading.Lock()
@@ -34,8 +34,8 @@ NUMBA_SETTINGS = threading.Lock()
 UNUSED_DAYS = 30
 """Machine code that has not been used for this many days is removed."""
 
-WRITING_SECONDS = 60
-"""Machine code that changed less than this ago may still be being written by another process."""
+WAITING_SECONDS = 60.0
+"""For this long a process waits for another one that compiles the same function; then it compiles for itself."""
 
 NOTICE_SECONDS = 1.0
 """A compilation that takes longer is announced on stderr."""
@@ -83,7 +83,8 @@ def digest(function: Callable[..., Any]) -> str:
     parts = {inspect.getsource(checksum)}
     for each in reached(function):
         parts.add(inspect.getsource(each))
-        parts.add(f"{each.__module__}.{each.__name__}{each.__defaults__!r}")
+        options = sorted(getattr(each, "jit_options", {}).get("fastmath", ()))
+        parts.add(f"{each.__module__}.{each.__name__}{each.__defaults__!r}{options}")
         for name, value in names(each).items():
             if not callable(value) and not isinstance(value, types.ModuleType):
                 parts.add(f"{each.__module__}.{each.__name__}: {name}={value!r}")
@@ -146,8 +147,8 @@ def remove_unused(root: Path) -> None:
 
 
 def machine_code(folder: Path) -> Iterator[Path]:
-    """The files that numba wrote: indices and object code."""
-    return (file for file in folder.rglob("*.nb?") if file.is_file())
+    """The files that numba wrote, indices and object code, and whatever else has such a name."""
+    return folder.rglob("*.nb?")
 
 
 def seal_of(file: Path) -> Path:
@@ -164,36 +165,45 @@ def checksum(file: Path) -> str:
 def seal(folder: Path) -> None:
     """Note the checksums of new files, so that damage is seen before damaged machine code runs."""
     for file in machine_code(folder):
-        if not is_whole(file):
+        if file.is_file() and not is_whole(file):
             write_whole(seal_of(file), checksum(file))  # other processes may be reading it
 
 
 def is_whole(file: Path) -> bool:
     """Is the file what was sealed?"""
-    return seal_of(file).exists() and seal_of(file).read_bytes() == checksum(file).encode()
+    return file.is_file() and seal_of(file).exists() and seal_of(file).read_bytes() == checksum(file).encode()
 
 
 def clear(folder: Path) -> None:
     """Remove all machine code; other processes may be writing, so the folder stays."""
-    for file in machine_code(folder):
-        file.unlink(missing_ok=True)
+    for file in list(machine_code(folder)):
+        if file.is_dir():
+            shutil.rmtree(file, ignore_errors=True)
+        else:
+            file.unlink(missing_ok=True)
 
 
 def open_folder(name: str) -> Path:
-    """A folder for machine code, free of damaged files. OSError if there can be none."""
+    """A folder for machine code. OSError if there can be none."""
     root = cache_root()
     folder = root / name
     folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(OSError):  # a folder that cannot be written may still be read
         os.utime(folder)
         remove_unused(root)
-    damaged = [file for file in machine_code(folder) if not is_whole(file)]
-    if any(age(file) < WRITING_SECONDS for file in damaged):
-        raise BlockingIOError(f"{folder} is being written")
-    if damaged:
-        warnings.warn(f"the cache of compiled code in {folder} is damaged; compiling anew", stacklevel=4)
-        clear(folder)
     return folder
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes away meanwhile. Damaged files are removed before, new ones are sealed after."""
+    with locked(folder, WAITING_SECONDS):
+        if not all(map(is_whole, machine_code(folder))):
+            warnings.warn(f"the cache of compiled code in {folder} is damaged; compiling anew", stacklevel=4)
+            clear(folder)
+        yield
+        with contextlib.suppress(OSError, UserError):
+            seal(folder)
 
 
 @contextlib.contextmanager
@@ -217,7 +227,6 @@ class Kernel:
         """Where the machine code is kept, once it has been called; None if nowhere."""
         self._lock = threading.Lock()
         self._dispatcher: Any = None
-        self._signatures = 0
 
     def __call__(self, *args: Any) -> Any:
         if self._dispatcher is None:
@@ -225,12 +234,10 @@ class Kernel:
                 if self._dispatcher is None:
                     self._dispatcher = self._open(args)
         try:
-            result = self._dispatcher(*args)
-        except OSError as error:  # not the function's: machine code for other types of arguments could not be written
+            return self._dispatcher(*args)
+        except OSError as error:  # not the function's: machine code for other types of arguments could not be kept
             self._dispatcher = self._do_without(error)
-            result = self._dispatcher(*args)
-        self._seal(self._dispatcher)
-        return result
+            return self._dispatcher(*args)
 
     def _open(self, args: tuple[Any, ...]) -> Any:
         """Load the machine code for arguments like these, or compile it."""
@@ -251,7 +258,8 @@ class Kernel:
             message += f"; the result cannot be kept ({error})"
         type_of: Any = numba.typeof
         signature = tuple(map(type_of, args))
-        with announced(message):
+        is_there = self.folder is not None and any(machine_code(self.folder))  # to load it is nothing to announce
+        with contextlib.nullcontext() if is_there else announced(message):
             try:
                 dispatcher.compile(signature)
             except numba.core.errors.NumbaError:
@@ -261,7 +269,6 @@ class Kernel:
                     raise
                 dispatcher = self._do_without(error)
                 dispatcher.compile(signature)
-        self._seal(dispatcher)
         return dispatcher
 
     def _caching(self, folder: Path) -> Any:
@@ -277,6 +284,20 @@ class Kernel:
                 config.CACHE_DIR = before
         if folder not in Path(dispatcher.stats.cache_path).parents:
             raise PermissionError(f"{folder} cannot be written")  # numba chose a folder of its own
+        compile_for = functools.partial(type(dispatcher).compile, dispatcher)
+
+        def compile_alone(signature: tuple[Any, ...]) -> Any:
+            """Numba reads its index of files, adds to it and writes it, with nothing to keep other processes from that.
+
+            Two that do so at once may leave an index that gives one type of arguments the machine code of another.
+            """
+            with alone_in(folder):
+                entry = compile_for(signature)
+                if signature not in dispatcher.overloads:
+                    raise OSError("it has machine code for other types of arguments")
+                return entry
+
+        dispatcher.compile = compile_alone  # which every call with new types of arguments ends in
         return dispatcher
 
     def _do_without(self, error: Exception) -> Any:
@@ -284,19 +305,11 @@ class Kernel:
         warnings.warn(
             f"the cache of compiled code in {self.folder} is not usable ({error}); compiling anew", stacklevel=4
         )
-        if self.folder is not None:
-            with contextlib.suppress(OSError):
+        if self.folder is not None and not isinstance(error, BlockingIOError):
+            with contextlib.suppress(OSError), locked(self.folder):
                 clear(self.folder)
         self.folder = None
         return compiled(self.function)
-
-    def _seal(self, dispatcher: Any) -> None:
-        """Seal the cache if there is machine code for other types of arguments than before."""
-        if self.folder is not None and len(dispatcher.overloads) != self._signatures:
-            self._signatures = len(dispatcher.overloads)
-            if dispatcher.stats.cache_misses:
-                with contextlib.suppress(OSError, UserError):
-                    seal(self.folder)
 
 
 @functools.cache

@@ -105,6 +105,11 @@ class TestGrowing:
         assert reader.bad_lines == 1
         assert "1 lines of the log could not be read" in shown(path)
 
+    def test_skipped_steps_do_not_take_the_last_good_one_away(self, path):
+        reader = Reader(log_of(path, [record(8), record(9), record(9, loss=math.nan), record(9, loss=math.nan)]))
+        reader.update()
+        assert [r.step for r in reader.records] == [8, 9, 9, 9]
+
     def test_old_records_give_up_their_tensors(self, path):
         reader = Reader(log_of(path, [record(k, tensors=[tensor()]) for k in range(1, 9)]))
         reader.update()

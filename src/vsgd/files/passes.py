@@ -129,12 +129,16 @@ def passes_over(sources: Sequence[Source], jobs: int, rows: int) -> Iterator[One
             return merged(trained, [received(here, part) for (here, _), part in zip(pipes, parts, strict=True)])
 
         yield side_by_side
-    finally:
-        for here, _ in pipes:
-            here.close()
+    except BaseException:
         for worker in workers:
             if worker.pid is not None:
                 worker.terminate()
+        raise
+    finally:
+        for here, _ in pipes:
+            here.close()  # which ends those that wait for a model
+        for worker in workers:
+            if worker.pid is not None:
                 worker.join(ENDING_SECONDS)
                 if worker.is_alive():
                     worker.kill()

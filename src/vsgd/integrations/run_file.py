@@ -120,6 +120,7 @@ class Reader:
         """Only the last ones have their tensors."""
         self.bad_lines = 0
         self._offset, self._rest = 0, b""
+        self._taken_up = False
 
     def update(self) -> bool:
         """Read on, and say whether there was anything new. A file that has become shorter is read anew."""
@@ -142,14 +143,18 @@ class Reader:
 
     def _take(self, line: str) -> None:
         if not line or line == HEADER:  # a header in between: training was taken up again
+            self._taken_up |= line == HEADER
             return
         try:
             record = from_line(line, self.records[-1].names if self.records else [])
         except ValueError:
             self.bad_lines += 1
             return
-        while self.records and self.records[-1].step >= record.step > 0:  # taken up from an earlier checkpoint
-            self.records.pop()
+        # within a run, a step that was skipped has the number of the last that was taken
+        newest = record.step - 1 if self._taken_up else record.step
+        while self.records and self.records[-1].step > newest and record.step > 0:
+            self.records.pop()  # taken up from an earlier checkpoint
+        self._taken_up = False
         self.records.append(record)
         if len(self.records) > TENSORS_KEPT:
             old = len(self.records) - TENSORS_KEPT - 1

@@ -5,7 +5,6 @@ VSGD_DATA=... python benchmarks/batch_size.py
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
 from vsgd.bench.compare.data import fashion_split
+from vsgd.bench.datasets import skipped_without_data
 from vsgd.torch import VSGD, BatchSizer
 
 FIXED, SEEDS = (8, 32, 128, 512), (0, 1, 2)
@@ -63,6 +63,7 @@ def run(make: Sampler, seed: int, most_seconds: float = MOST_SECONDS) -> tuple[f
                     return (spent if reached else float("inf")), images, len(rows)
 
 
+@skipped_without_data()
 def main() -> None:
     torch.set_num_threads(1)
     for make in SAMPLERS.values():  # compiles, and warms caches
@@ -85,7 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "VSGD_DATA" in os.environ:
-        main()
-    else:
-        print("set VSGD_DATA to the folder that holds fashion-mnist")
+    main()

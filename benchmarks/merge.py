@@ -7,12 +7,12 @@ VSGD_DATA names the folder of the data sets.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from vsgd.algorithms.columns import COLUMNS
+from vsgd.bench.datasets import skipped_without_data
 from vsgd.bench.sparse.data import Split, newsgroups
 from vsgd.bench.sparse.problems import one_vs_rest_loss
 from vsgd.linear import Model, Task, Training, as_rows, new_model, train_on
@@ -110,15 +110,13 @@ def in_sequence(data: Split, rounds: int, seed: int) -> list[float]:
     return losses
 
 
+@skipped_without_data()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
-    if "VSGD_DATA" not in os.environ:
-        print("merge: set VSGD_DATA to the folder of the data sets")
-        return
     for name, tfidf in (("tf-idf", True), ("counts", False)):
         data = newsgroups(tfidf)
         goal = np.array([in_sequence(data, arguments.rounds, seed) for seed in range(arguments.seeds)])

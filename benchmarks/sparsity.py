@@ -9,7 +9,6 @@ VSGD_DATA names the folder of the data sets.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vsgd.bench.compare.workloads import Task, fashion_mlp, movielens_factors
+from vsgd.bench.datasets import skipped_without_data
 from vsgd.bench.gain import counted, relative_gain
 from vsgd.torch import VSGD
 
@@ -126,13 +126,11 @@ def draw(found: dict[str, Measured]) -> Figure:
     return canvas
 
 
+@skipped_without_data()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="file of the figure (default: numbers only)")
     arguments = parser.parse_args()
-    if "VSGD_DATA" not in os.environ:
-        print("sparsity: set VSGD_DATA to the folder of the data sets")
-        return
     torch.manual_seed(0)
     fashion, movies = fashion_mlp(0, sparse=False), movielens_factors(0, sparse=True)
     for task in (fashion, movies):

@@ -104,6 +104,11 @@ def test_over_fitting_shows_as_three_verdicts():
     assert "| best SGD | 0 / 0 / 1 | not worse on 80%, better on 50% | no | 1 / 0 / 0 |" in text
 
 
+def test_a_single_seed_has_no_standard_error():
+    text = markdown(table_of([falling(1.2)], [falling(1.0)]), pages.SMALL)
+    assert "| Small digits | vSGD | 1.2 |" in text
+
+
 @pytest.mark.parametrize(
     ("bar", "better", "equal", "met"),
     [

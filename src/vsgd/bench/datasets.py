@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from vsgd.errors import UserError
@@ -20,3 +22,12 @@ def locate(name: str) -> Path:
     if not (path := Path(folder) / name).exists():
         raise MissingData(f"put {name} into {folder}, the folder that VSGD_DATA names")
     return path
+
+
+@contextmanager
+def skipped_without_data() -> Iterator[None]:
+    """Say what is missing instead of failing, so that `make bench` goes on with the next benchmark."""
+    try:
+        yield
+    except MissingData as missing:
+        print(f"skipped: {missing}")

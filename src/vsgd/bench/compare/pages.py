@@ -7,6 +7,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from vsgd import __version__
 from vsgd.bench import web
 from vsgd.bench.compare import curves
 from vsgd.bench.compare.judging import TOLERANCE
@@ -82,8 +83,8 @@ def command(table: Table, page: Page) -> str:
 
 def origin(table: Table, page: Page) -> str:
     """What produced the numbers of a table."""
-    packages = ["vsgd", "torch", *sorted({method.package for method in table.methods} - {"vsgd", "torch"})]
-    made = [f"{name} {number}" for name in packages if (number := _version(name))]
+    packages = ["torch", *sorted({method.package for method in table.methods} - {"vsgd", "torch"})]
+    made = [f"vsgd {__version__}", *(f"{name} {number}" for name in packages if (number := _version(name)))]
     seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
     return f"`{command(table, page)}`, {seeds}; {', '.join(made)}. {not_run(table)}".strip()
 

@@ -19,8 +19,8 @@ from vsgd.bench.compare.workloads import Workload
 from vsgd.disk import read_checked, write_checked
 
 ELSEWHERE = (
-    *("bench", "files", "integrations", "linear", "sklearn"),
-    *("__main__.py", "arguments.py", "cli.py", "disk.py", "optax.py", "river.py"),
+    *("bench", "files", "integrations", "linear", "optax", "sklearn"),
+    *("__main__.py", "arguments.py", "cli.py", "disk.py", "river.py"),
 )
 """What of the package our optimizer for PyTorch does not use."""
 

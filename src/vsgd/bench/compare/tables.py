@@ -39,7 +39,7 @@ class Grid(NamedTuple):
 
 
 def _loss(cell: Cell | None, measure: str) -> str:
-    """Mean ± standard error over seeds."""
+    """Mean ± standard error over seeds, if there are several."""
     if cell is None:
         return NOT_RUN
     if has_failed(cell):
@@ -47,7 +47,9 @@ def _loss(cell: Cell | None, measure: str) -> str:
     losses = [getattr(run, measure) for run in cell.runs.values()]
     mean, error = spread(losses)
     diverged = sum(math.isinf(loss) for loss in losses)
-    return f"diverged ({diverged}/{len(losses)})" if diverged else f"{mean:.4g} ± {error:.1g}"
+    if diverged:
+        return f"diverged ({diverged}/{len(losses)})"
+    return f"{mean:.4g} ± {error:.1g}" if len(losses) > 1 else f"{mean:.4g}"
 
 
 def _rate(cell: Cell) -> str:

@@ -67,14 +67,14 @@ def back(values: Array, basis: Basis) -> Array:
 
 
 def _left(values: Array, q: Array) -> Array:
-    if len(q) == 1:
+    if q.shape[0] == 1:
         return q[0] @ values
     blocks = values.reshape(*values.shape[:-2], len(q), -1, values.shape[-1])
     return (q @ blocks).reshape(values.shape)
 
 
 def _right(values: Array, q: Array) -> Array:
-    if len(q) == 1:
+    if q.shape[0] == 1:
         return values @ q[0]
     blocks = values.reshape(*values.shape[:-1], len(q), -1).swapaxes(-3, -2)  # one product per block, not one per row
     return (blocks @ q).swapaxes(-3, -2).reshape(values.shape)
@@ -129,8 +129,8 @@ def next_smaller(width: int, size: int) -> int:
 def plan_blocks(shapes: Sequence[tuple[int, int]], gradient_flops: float, spent: float = 0.0) -> list[tuple[int, int]]:
     """Block sizes of both sides of each matrix, so that all rotations together cost no more than they may.
 
-    The costliest side is cut into smaller blocks until they do. Sides of one coordinate, and what would be cut into
-    blocks of one, stay as they are.
+    The largest blocks are cut first, since small blocks on both sides are worth more than large ones on one. Where
+    small ones still cost too much, the costliest sides stay as they are; sides of one coordinate always do.
     """
     budget = max(SHARE_OF_GRADIENT * gradient_flops, ALLOWANCE) - spent
     matrices = [k for k, shape in enumerate(shapes) if min(shape) > 1]
@@ -143,7 +143,7 @@ def plan_blocks(shapes: Sequence[tuple[int, int]], gradient_flops: float, spent:
 
     costs = {(k, side): side_cost(k, side) for k in matrices for side in (0, 1)}
     while costs and math.fsum(costs.values()) > budget:
-        k, side = max(costs, key=lambda which: costs[which])
+        k, side = max(costs, key=lambda which: (max(blocks[which[0]][which[1]], MEMORY_BOUND), costs[which]))
         if costs[k, side] == 0:
             break
         smaller = next_smaller(shapes[k][side], blocks[k][side])

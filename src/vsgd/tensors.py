@@ -80,8 +80,9 @@ def context(totals: Totals, length: Array, config: Config) -> TensorContext:
     if isinstance(config, Paper):
         zero = 0 * totals.scale
         return TensorContext(zero, zero, grad_clip=zero + UNLIMITED, step_limit=zero + UNLIMITED)
-    rms, size = square_root(totals.signal / length), larger(totals.probe_size, LEAST_SIZE)
-    return networks.context(totals.curv / length, totals.curv_sq / length, rms, size, config)
+    signal_rms, grad_rms = square_root(totals.signal / length), square_root(totals.grad_sq / length)
+    size = larger(totals.probe_size, LEAST_SIZE)
+    return networks.context(totals.curv / length, totals.curv_sq / length, signal_rms, grad_rms, size, config)
 
 
 def probe_size(scale: Array, config: Networks) -> Array:
@@ -105,6 +106,11 @@ def averaging_weight(seen: Array, window: Array, config: Networks) -> Array:
     `seen` are the samples before the step.
     """
     return (seen >= config.bootstrap) / window + (seen < config.bootstrap)
+
+
+def weight_decay(strength: Array, step_size: Array, grad_size: Array) -> Array:
+    """ηλ of a tensor with λ = `strength`, where η = Σ|step| / Σ|∇| is its mean rate, limits included."""
+    return strength * step_size / larger(grad_size, LEAST_SIZE)
 
 
 def probe_seed(step: Any, place: int) -> Any:

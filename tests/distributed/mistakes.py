@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vsgd.torch import VSGD
 
-AVERAGED = ("empty batch", "empty rows", "averaged twice", "raises while others wait")
+AVERAGED = ("empty batch", "empty rows", "averaged twice", "raises averaged", "raises later", "raises in backward")
 
 
 def train(mistake: str, rank: int, guilty: bool) -> None:
@@ -33,12 +33,25 @@ def train(mistake: str, rank: int, guilty: bool) -> None:
         x, y = torch.randn(rows, 4), torch.randint(3, (rows,))
 
         def closure(x=x, y=y, step=step):
-            if guilty and step == 4 and "raises" in mistake:
-                raise ValueError("the data are gone")
+            fails = guilty and step == 4 and "raises" in mistake
+            if fails and mistake in ("raises", "raises averaged"):
+                fail()
+            opt.zero_grad()
+            hidden = wrapped(x)
             noise = torch.rand((), generator=own) if guilty and mistake == "draws noise" else 1
-            return noise * F.cross_entropy(wrapped(x), y)
+            loss = noise * F.cross_entropy(hidden, y)
+            if fails and mistake == "raises in backward":
+                model.weight.register_post_accumulate_grad_hook(fail)
+            loss.backward()
+            if fails:
+                fail()
+            return loss
 
-        opt.minimize([closure] * (2 if guilty and mistake == "more micro-batches" else 1))
+        opt.step([closure] * (2 if guilty and mistake == "more micro-batches" else 1))
+
+
+def fail(*_):
+    raise ValueError("the data are gone")
 
 
 if __name__ == "__main__":
@@ -50,7 +63,7 @@ if __name__ == "__main__":
         try:
             train(mistake, process.rank, process.rank == process.world - 1)
         except Exception as error:
-            if mistake == "raises while others wait":
+            if mistake == "raises in backward":
                 raise
             told[mistake] = "".join(traceback.format_exception_only(error))
     (process.folder / f"told-{process.rank}.json").write_text(json.dumps(told))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import vsgd
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, local_gradients
 
 ROWS, PARTS = 16, 4
 """Of the global batch; it is cut into parts, and each process has as many of them."""
@@ -50,13 +50,18 @@ def train(kind: str, rank: int, world: int, steps: int, dtype: torch.dtype):
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
     replicas = "replicas" in kind
-    wrapped = model if replicas or world == 1 else DistributedDataParallel(model)
+    wrapped = model
+    if world > 1 and (not replicas or "wrapped" in kind):
+        wrapped = DistributedDataParallel(model)
+        if replicas:
+            wrapped.register_comm_hook(None, local_gradients)
     algorithm = vsgd.PAPER if kind == "paper" else vsgd.NETWORKS._replace(eigenbasis=kind != "dense")
     opt = VSGD(
         model.parameters(),
         algorithm=algorithm,
         per_sample=model if "per sample" in kind else None,
         samples="replicas" if replicas else "minibatch",
+        reduce_dtype=torch.bfloat16 if "bfloat16" in kind else None,
     )
     losses = []
     for step in range(steps):

@@ -113,10 +113,11 @@ def torch_network(params):
     return nn.Sequential(*layers[:-1])
 
 
-def torch_track(params, data, algorithm, rows_are_samples=False):
+def torch_track(params, data, algorithm, rows_are_samples, decay):
     """Weights to evaluate after each step, and how many operations a gradient was found to take."""
     model = torch_network(params)
-    opt = VSGD(model.parameters(), algorithm=algorithm, per_sample=model if rows_are_samples else None)
+    per_sample = model if rows_are_samples else None
+    opt = VSGD(model.parameters(), weight_decay=decay, algorithm=algorithm, per_sample=per_sample)
     track = []
     for x, y in data:
         opt.minimize(lambda x=x, y=y: (model(torch.from_numpy(x)) - torch.from_numpy(y)).square().mean())
@@ -125,11 +126,11 @@ def torch_track(params, data, algorithm, rows_are_samples=False):
 
 
 CASES = {
-    "float32, no basis": (np.float32, (8, 12, 6), False, 40),
+    "float32, no basis": (np.float32, (8, 12, 6), False, 40, 0.0),
     # rounding grows in the eigenvectors of small eigenvalues, and those of eigenvalue zero are rounding alone
-    "float32": (np.float32, (4, 4, 4), True, 20),
-    "float64": (np.float64, (8, 12, 6), True, 60),
-    "float64, in blocks": (np.float64, (96, 192, 3), True, 12),
+    "float32": (np.float32, (4, 4, 4), True, 20, 0.01),
+    "float64": (np.float64, (8, 12, 6), True, 60, 0.01),
+    "float64, in blocks": (np.float64, (96, 192, 3), True, 12, 0.0),
 }
 
 
@@ -138,12 +139,12 @@ CASES = {
 )
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "float32")) for case in CASES])
 def test_steps_equal_those_of_torch(case, rows_are_samples):
-    dtype, sizes, eigenbasis, steps = CASES[case]
+    dtype, sizes, eigenbasis, steps, decay = CASES[case]
     algorithm = NETWORKS._replace(eigenbasis=eigenbasis)
     with jax.enable_x64(dtype == np.float64):
         params = start = new_params(sizes, dtype)
-        track, flops = torch_track(params, batches(steps, sizes, dtype=dtype), algorithm, rows_are_samples)
-        tx = vsgd.optax.vsgd(algorithm, gradient_flops=flops)
+        track, flops = torch_track(params, batches(steps, sizes, dtype=dtype), algorithm, rows_are_samples, decay)
+        tx = vsgd.optax.vsgd(algorithm, weight_decay=decay, gradient_flops=flops)
         state = tx.init(params)
         samples = vsgd.optax.per_sample(squared_error)
 

@@ -305,6 +305,8 @@ def test_mistakes_are_told_when_a_step_is_traced():
         tx.init({"n": jnp.arange(3)})
     with pytest.raises(TypeError, match=r"vsgd\.Networks or vsgd\.Paper"):
         vsgd.optax.vsgd(COLUMNS)
+    with pytest.raises(ValueError, match="weight_decay is -1"):
+        vsgd.optax.vsgd(weight_decay=-1)
     with pytest.raises(TypeError, match="no state of vsgd"):
         vsgd.optax.eval_params(params, optax.adam(0.1).init(params))
     with pytest.raises(ValueError, match="the same number of samples"):

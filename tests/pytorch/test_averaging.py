@@ -143,6 +143,47 @@ def test_weights_that_the_user_sets_are_where_the_next_step_starts(how):
     assert all(torch.equal(a, b) for a, b in zip(seen[0], new, strict=True))
 
 
+@pytest.mark.parametrize("also", ["algorithm", "precision", "table"])
+def test_weights_that_the_user_sets_are_not_lost_if_something_else_changes_too(also):
+    model = nn.Embedding(4, 3, sparse=True) if also == "table" else nn.Linear(4, 3)
+    opt = VSGD(model.parameters())
+
+    def loss():
+        seen.append(model.weight.detach().clone())
+        x = torch.arange(4) if also == "table" else torch.eye(4, dtype=model.weight.dtype)
+        return (model(x) - 1).square().mean()
+
+    seen = []
+    for _ in range(12):
+        opt.minimize(loss)
+    seen.clear()
+    with torch.no_grad():
+        model.weight.fill_(0.25)
+    if also == "precision":
+        model.double()
+    else:
+        opt.param_groups[0]["algorithm"] = NETWORKS._replace(step_limit=2.0)
+    opt.minimize(loss)
+    assert (seen[0] == 0.25).all()
+
+
+def test_a_layer_that_is_initialized_anew_after_loading_starts_anew():
+    model = network()
+    opt = VSGD(model.parameters())
+    train(model, opt, range(12))
+    again = copy.deepcopy(model)
+    resumed = VSGD(again.parameters())
+    resumed.load_state_dict(opt.state_dict())
+    with torch.no_grad():
+        for p in again[2].parameters():
+            p.fill_(0.25)
+            del resumed.state[p]
+    seen = []
+    train(again, resumed, [12], seen=seen)
+    assert all((p == 0.25).all() for p in seen[0][2:])
+    assert torch.equal(seen[0][0], opt.state[model[0].weight]["iterate"])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("order", ["model first", "optimizer first"])
 def test_training_resumes_to_the_bit(dtype, order):

@@ -67,6 +67,22 @@ def test_it_stays_orthogonal_in_single_precision():
         torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1])[None], atol=1e-5, rtol=0)
 
 
+def test_large_blocks_are_cut_before_a_side_is_given_up():
+    gates, small = torch.zeros(384, 96), torch.zeros(84, 32)
+    plan = basis.plan([gates, small], 1e8)
+    assert plan == {gates: (64, 48), small: (84, 32)}
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_operations_of_recurrent_layers_are_counted(kind, bidirectional):
+    model, x = kind(8, 16, num_layers=2, bidirectional=bidirectional), torch.randn(20, 4, 8)
+    with basis.flop_counter() as counter:
+        model(x)[0].sum().backward()
+    weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    assert counter.get_total_flops() == pytest.approx(6 * 20 * 4 * weights, rel=0.15)  # x needs no gradient
+
+
 def test_rotation_costs_no_more_than_it_may():
     wide, small, vector = torch.zeros(784, 400), torch.zeros(10, 400), torch.zeros(400)
     for flops in (0.0, 1e8, 1e10, 1e13):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from vsgd.torch import VSGD, BatchSizer
+from vsgd.torch import VSGD, BatchSizer, batch_size
 from vsgd.torch.batch_size import best_size, doublings, fitted_time, gain_per_second, next_size
 from vsgd.torch.noise import Noise, noise_scale, of_samples
 
@@ -58,7 +58,10 @@ def test_size_changes_by_one_doubling_at_a_time():
 
 
 @pytest.mark.parametrize(("sigma", "grows"), [(30.0, True), (0.001, False)])
-def test_minibatches_grow_with_the_noise(sigma, grows):
+def test_minibatches_grow_with_the_noise(monkeypatch, sigma, grows):
+    """By a clock that only the closure moves."""
+    now = [0.0]
+    monkeypatch.setattr(batch_size, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     torch.manual_seed(0)
     data = TensorDataset(1 + sigma * torch.randn(20_000, 30), torch.arange(20_000))
     theta = torch.nn.Parameter(torch.zeros(30))
@@ -66,7 +69,7 @@ def test_minibatches_grow_with_the_noise(sigma, grows):
     sizer = BatchSizer(data, opt, start=64, largest=256)
 
     def loss(x):
-        time.sleep(5e-4 + 5e-6 * len(x))
+        now[0] += 5e-4 + 5e-6 * len(x)
         return (theta - x).square().mean(0).sum()
 
     sizes, drawn = [], set()
@@ -93,3 +96,33 @@ def test_bounds():
         BatchSizer(range(100), opt, smallest=200)
     with pytest.raises(ValueError, match="empty"):
         BatchSizer([], opt)
+
+
+def halves(model, x, factor=1.0):
+    return [partial(lambda part: (model(part) * factor).square().mean(), half) for half in x.chunk(2)]
+
+
+def test_a_pass_of_one_step_leaves_the_size_as_it_is():
+    model = torch.nn.Linear(4, 1)
+    opt = VSGD(model.parameters())
+    sizer = BatchSizer(range(40), opt, largest=40, start=32)
+    for _ in range(25):
+        for _ in sizer:
+            opt.minimize(halves(model, torch.randn(32, 4)))
+    assert sizer.size == 32
+
+
+def test_a_skipped_step_says_nothing_of_the_noise():
+    """Neither the first after a state was loaded, nor a later one, which would count what an earlier one has said."""
+    model, x = torch.nn.Linear(4, 1), torch.randn(8, 4)
+    opt = VSGD(model.parameters())
+    opt.minimize(halves(model, x))
+    resumed = VSGD(model.parameters())
+    resumed.load_state_dict(opt.state_dict())
+    sizer = BatchSizer(range(100), resumed)
+    minibatches = iter(sizer)
+    for factor, told in ((math.nan, False), (1.0, True), (math.nan, False)):
+        before = sizer.noise
+        next(minibatches)
+        resumed.minimize(halves(model, x, factor))
+        assert (sizer.noise != before) == told

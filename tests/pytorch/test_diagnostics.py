@@ -9,7 +9,7 @@ import torch
 from closures import closure_of
 from torch import nn
 
-from vsgd.torch import VSGD, TensorBoard, plot
+from vsgd.torch import VSGD, TensorBoard, is_probing, plot
 
 SIGMA, DISTANCE = 3.0, 0.5
 
@@ -72,6 +72,20 @@ def test_there_is_a_diagnosis_after_every_step():
     for _ in range(6):
         opt.step(closure_of(opt, lambda: model(torch.ones(2, 4)).square().mean()))
         assert len(opt.info().tensors) == 4
+
+
+def test_a_tensor_that_only_the_second_evaluation_leaves_out_does_not_hide_the_samples_of_others():
+    matrix, vector = nn.Linear(4, 4, bias=False), nn.Parameter(torch.ones(3, dtype=torch.float64))
+    opt, x = VSGD([matrix.weight, vector]), torch.randn(8, 4)
+
+    def loss():
+        left_out = is_probing() and opt.param_groups[0]["steps"] > 5
+        return matrix(x).square().mean() + (0 if left_out else (vector - 2).square().sum())
+
+    for _ in range(21):
+        opt.minimize(loss)
+    assert opt.param_groups[0]["samples"] == 1
+    assert "0 steps skipped" in str(opt.info())
 
 
 def test_a_line_for_every_tensor_that_learned():

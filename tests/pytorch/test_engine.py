@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -120,6 +121,20 @@ def test_moving(on_cpu, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
+    lengths, weight = (3 * loops.PIECE // 2, 300), np.array([0.3, 0.2])
+    together, apart = (block_of(NETWORKS, True, lengths=lengths) for _ in range(2))
+    batch, delta = batch_of(kind, apart), offset_of(kind, apart)
+    _, sums = engine.learn(together, batch, delta, 0.5, NETWORKS, weight)
+    steps, _ = engine.learn(apart, batch, delta, 0.5, NETWORKS)
+    bend = engine.bend(apart, loops.identity) if delta is not None else torch.zeros(())
+    gains = engine.move(apart, batch.plain_grad, steps, np.zeros(2), weight)
+    torch.testing.assert_close(together[:-2], apart[:-2])
+    np.testing.assert_allclose(sums[:, loops.GAIN], gains, rtol=1e-6)
+    np.testing.assert_allclose(sums[:, loops.BEND].sum(), bend, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind, monkeypatch):
     monkeypatch.setattr(loops, "PIECE", 16)
     monkeypatch.setattr(loops, "MIN_PIECES_PER_THREAD", 2)
@@ -168,7 +183,7 @@ def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     loops.learn_loop.cache_clear()
     learned(engine.learn_loops, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
     learn = tensors.learn_of(NETWORKS, decoupled)
-    loop = loops.learn_loop(learn, False, True, False, "probed" in kind, True)
+    loop = loops.learn_loop(learn, False, True, False, "probed" in kind, True, False)
     loops.learn_loop.cache_clear()
     (code,) = loop.inspect_asm().values()
     if "divss" not in code:

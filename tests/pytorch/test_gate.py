@@ -282,9 +282,10 @@ def run_interrupted(rounds: int) -> int:
                 armed[0] = True
                 signal.setitimer(signal.ITIMER_REAL, 1e-5 + float(torch.rand(1, generator=generator)) * 2e-3)
                 opt.step(closure)
+                armed[0] = False
             except KeyboardInterrupt:
                 interrupted += 1
-            armed[0] = False
+            assert torch.is_grad_enabled()
             twin_opt.step(closure_of(twin_opt, lambda twin=twin: F.cross_entropy(twin(X), Y)))
             after, whole = ((m.state_dict(), o.state_dict()["state"]) for m, o in ((model, opt), (twin, twin_opt)))
             assert equal(after, before) or equal(after, whole), "a step was left half-done"

@@ -180,6 +180,11 @@ class TestGroups:
         with pytest.raises(ValueError, match="must be at least"):
             VSGD(make_model().parameters(), **bad)
 
+    @pytest.mark.parametrize(("samples", "dtype"), [("replicas", torch.float16), ("minibatch", torch.bfloat16)])
+    def test_a_reduce_dtype_that_does_nothing_or_overflows_is_refused(self, samples, dtype):
+        with pytest.raises(ValueError, match="reduce_dtype is"):
+            VSGD(make_model().parameters(), samples=samples, reduce_dtype=dtype)
+
     def test_complex_parameters_are_refused(self):
         with pytest.raises(TypeError, match="complex64"):
             VSGD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -149,6 +152,25 @@ def test_gradients_are_unscaled_once_with_or_without_a_second_one():
         scaler.update()
         torch.testing.assert_close(model[0].weight.grad, expected)
         model.zero_grad()
+
+
+@pytest.mark.parametrize("overflows", [0, 1])
+def test_the_scaler_is_told_of_an_overflow_in_any_micro_batch(overflows):
+    model = make_model()
+    opt = VSGD(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def closure(factor):
+        loss = F.cross_entropy(model(X), Y)
+        scaler.scale(loss * factor).backward()
+        return loss
+
+    for broken, scale in ((False, 1024.0), (True, 512.0), (False, 512.0)):
+        factors = [math.inf if broken and k == overflows else 1.0 for k in range(2)]
+        opt.step([partial(closure, factor) for factor in factors], scaler=scaler)
+        scaler.update()
+        assert scaler.get_scale() == scale
+    assert (opt.param_groups[0]["steps"], opt.param_groups[0]["skipped"]) == (2, 1)
 
 
 def test_a_skipped_step_leaves_running_statistics_alone():

@@ -157,6 +157,54 @@ def test_positions_that_all_samples_share_are_refused(projected, returns_loss):
         model(x).mean().backward()
 
 
+class Offsets(nn.Module):
+    """A bias for each pair of positions by their distance, as T5 has; or positions that do not begin with 0."""
+
+    def __init__(self, pairs):
+        super().__init__()
+        self.place = nn.Embedding(9, 4 if pairs else 3, dtype=torch.float64)
+        self.pairs = pairs
+
+    def forward(self, x):
+        index = torch.arange(len(x[0]))
+        if self.pairs:
+            return (x @ x.mT + self.place(index[:, None] - index + 4).sum(-1)).softmax(-1) @ x
+        return (x + self.place(index + 2)).relu()
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_whatever_samples_share_is_refused(pairs):
+    model, x = Offsets(pairs), torch.randn(4, 4, 3, dtype=torch.float64)
+    with pytest.raises(SampleError, match=r"'place.weight' was given the positions.*expand"), Recorder(model).record():
+        model(x).square().mean().backward()
+
+
+class Halves(nn.Module):
+    """One table that is used as two."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(6, 3, dtype=torch.float64))
+
+    def forward(self, pairs):
+        left, right = self.table.chunk(2)
+        return F.embedding(pairs[:, 0], left) + 2 * F.embedding(pairs[:, 1], right)
+
+
+def test_a_table_in_two_parts():
+    torch.manual_seed(0)
+    model, pairs = Halves(), torch.tensor([[0, 1], [1, 1], [0, 2]])
+    y = target(model, pairs)
+    sums = assert_sums_match(Recorder(model), model, weigh, pairs, y)
+    assert sums[model.table].count.flatten().tolist() == [2, 1, 0, 0, 2, 1]
+    recorder = Recorder(model)
+    with recorder.record() as here:
+        weigh(model(pairs), y).backward()
+    grads = [torch.autograd.grad(weigh(model(pairs[j : j + 1]), y[j : j + 1]), model.table)[0] for j in range(3)]
+    flat = torch.stack(grads).flatten(1) / 3
+    torch.testing.assert_close(recorder.gram(here), flat @ flat.T)
+
+
 def test_positions_of_each_sample_are_taken():
     model, x = Positions(shared=False), torch.randn(4, 4, 3, dtype=torch.float64)
     assert_sums_match(Recorder(model), model, weigh, x, target(model, x))

@@ -275,6 +275,29 @@ def test_checkpointed_layers():
     assert_sums_match(Recorder(model), model, F.mse_loss, x, y, expand=by_loop)
 
 
+@pytest.mark.parametrize("layer", [lambda: nn.PReLU(4), lambda: nn.GRU(4, 4, batch_first=True)], ids=["PReLU", "GRU"])
+def test_modules_are_replayed_with_the_autocasting_of_their_call(layer):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 4), layer()), torch.randn(5, 4, 3)
+
+    def backward(rows):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(rows)
+        (out[0] if isinstance(out, tuple) else out).float().square().flatten(1).sum(1).mean().backward()
+
+    recorder = Recorder(model)
+    with recorder.record() as here:
+        backward(x)
+    sums = recorder.sums(here)
+    squares = dict.fromkeys(model.parameters(), 0)
+    for row in x.split(1):
+        model.zero_grad()
+        backward(row)
+        squares = {p: total + p.grad.square() for p, total in squares.items()}
+    for p, total in squares.items():
+        assert torch.allclose(sums[p].grad_sq, total, rtol=0.1, atol=0.03 * float(total.max()))
+
+
 def test_autocast():
     model, x, y = prepared(lambda: nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 4)), (7, 8))
     model, x, y = model.float(), x.float(), y.float()

@@ -109,3 +109,61 @@ def test_micro_batches_that_touch_different_rows():
     for step in range(60):
         touched[lookups(step).unique()] += 1
     torch.testing.assert_close(opt.state[module.weight]["seen"].float(), touched)
+
+
+@pytest.mark.parametrize("kind", ["minibatch", "micro-batches", "per sample"])
+def test_curvature_of_a_row_has_a_sign(kind):
+    torch.manual_seed(0)
+    module = nn.Embedding(ROWS, WIDTH, sparse=True, dtype=torch.float64)
+    opt = VSGD(module.parameters(), per_sample=module if kind == "per sample" else None, reduction="sum")
+    curvature = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
+
+    def closure():
+        opt.zero_grad()
+        loss = (module(torch.tensor([4])).square() * curvature / 2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        opt.step([closure] * 2 if kind == "micro-batches" else closure)
+    torch.testing.assert_close(opt.state[module.weight]["curv"][4], curvature)
+
+
+def rows_of(sparse: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(ROWS, WIDTH, padding_idx=0, sparse=sparse), nn.Linear(WIDTH, 1))
+
+
+@pytest.mark.parametrize("steps_before", [0, 8])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_minibatch_of_padding_touches_no_row(sparse, steps_before):
+    model = rows_of(sparse)
+    opt = VSGD(model.parameters(), per_sample=model)
+    for step in range(steps_before + 12):
+        index = torch.tensor([1, 2, 3, 0]) if step < steps_before else torch.zeros(4, dtype=torch.long)
+        if step == steps_before:
+            before = model[0].weight.detach().clone()
+        opt.minimize(lambda index=index: (model(index) - 1).square().mean())
+    assert torch.equal(model[0].weight, before)
+    assert opt.param_groups[0]["steps"] == steps_before + 12
+
+
+@pytest.mark.parametrize("steps_before", [0, 8])
+def test_a_minibatch_without_a_lookup_is_a_step(steps_before):
+    bag = nn.EmbeddingBag(ROWS, WIDTH, sparse=True, mode="sum")
+    opt = VSGD(bag.parameters())
+    for step in range(steps_before + 2):
+        index = torch.tensor([1, 2, 4] if step < steps_before else [], dtype=torch.long)
+        opt.minimize(lambda index=index: (bag(index, torch.tensor([0, len(index)])) - 1).square().mean())
+    assert opt.param_groups[0]["steps"] == steps_before + 2
+
+
+def test_a_table_of_one_row_is_a_vector():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(1, WIDTH, sparse=True), nn.Linear(WIDTH, 1))
+    opt = VSGD(model.parameters(), per_sample=model)
+    losses = [
+        float(opt.minimize(lambda: (model(torch.zeros(4, dtype=torch.long)) - 3).square().mean()).detach())
+        for _ in range(30)
+    ]
+    assert losses[-1] < losses[0] / 10

@@ -169,6 +169,9 @@ def is_long(norm_sq: Array, expected_norm_sq: Array, config: Networks = NETWORKS
 
 # --- the rate -----------------------------------------------------------------------------------------------------
 
+LEAST_CURVATURE = 1e-30
+"""In units of what makes a step as long as the probe: below all rounding, but a rate times a gradient stays finite."""
+
 
 def noise(mean: Moments, config: Networks) -> Array:
     """σ², the variance of the gradient of one sample; never zero."""
@@ -176,13 +179,13 @@ def noise(mean: Moments, config: Networks) -> Array:
 
 
 def context(
-    mean_curv: Array, mean_curv_sq: Array, grad_rms: Array, size: Array, config: Networks = NETWORKS
+    mean_curv: Array, mean_curv_sq: Array, signal_rms: Array, grad_rms: Array, size: Array, config: Networks = NETWORKS
 ) -> TensorContext:
-    """What coordinates are told, given means over their tensor of |h̄^fd| and v̄^fd.
+    """What coordinates are told, given means over their tensor of |h̄^fd| and v̄^fd, and the RMS of ḡ and of gradients.
 
     Where no coordinate has seen any curvature, |ḡ|/|δ| stands in, so that a step is no longer than the probe.
     """
-    unseen = (mean_curv == 0) * (grad_rms / size)
+    unseen = (mean_curv == 0) * (signal_rms / size) + LEAST_CURVATURE * (grad_rms / size)
     return TensorContext(
         curv=config.shrinkage * mean_curv + unseen,
         curv_sq=config.shrinkage * mean_curv_sq + unseen * unseen,
@@ -263,7 +266,8 @@ def averaging(state: Averaging, gain: Array, config: Networks = NETWORKS) -> Ave
 def update(theta: Array, state: State, batch: Moments, count: Array, config: Networks) -> tuple[Array, State, Info]:
     """One step of a tensor of one coordinate, whose batch has its averages so far where it was not probed."""
     mean = state.inner.mean
-    tensor = context(abs(mean.curv), mean.curv_sq, abs(mean.grad), probe_size(state.scale, config), config)
+    size = probe_size(state.scale, config)
+    tensor = context(abs(mean.curv), mean.curv_sq, abs(mean.grad), square_root(mean.grad_sq), size, config)
     inner, info = learn(state.inner, batch, count, config, tensor, True)
     off = theta - state.average
     new = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), config)

@@ -17,7 +17,7 @@ from vsgd import eigenbasis
 from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Averaging, Networks
 from vsgd.algorithms.paper import Paper
-from vsgd.core import Moments, ema, measured_curvature
+from vsgd.core import Moments, descend, ema, measured_curvature
 from vsgd.core import State as CoreState
 from vsgd.eigenbasis import Basis
 from vsgd.optax.checks import check_like_parameters
@@ -33,6 +33,7 @@ from vsgd.tensors import (
     gradient_limit,
     learn_of,
     probe_size,
+    weight_decay,
 )
 
 
@@ -111,6 +112,7 @@ def take_step(
     params: Params,
     grad_fn: GradFn,
     value: Array | None,
+    strength: float,
 ) -> tuple[Params, State]:
     """The updates, to be added to the parameters, and the new state."""
     structure: Any = jax.tree.structure(params)
@@ -125,16 +127,15 @@ def take_step(
     )
     work = [w._replace(totals=w.totals._replace(scale=scale)) for w, scale in zip(work, scales, strict=True)]
 
-    def with_probe() -> tuple[list[Learned], Array, Array]:
-        probed, usable = measure(work, state, params, grad_fn, count, config)
-        learned = [learn(w, curvature, count * usable, config) for w, curvature in zip(work, probed, strict=True)]
-        return learned, bend(work, learned, state), usable
-
-    def without_probe() -> tuple[list[Learned], Array, Array]:
-        return [learn(w, None, count * usable, config) for w in work], state.bend, usable
-
     due = usable & probe_is_due(work, state, count, config)
-    learned, new_bend, usable = lax.cond(due, with_probe, without_probe)
+    # the compiler runs a branch on one processor, so there is only in it what is to be saved
+    probed, usable = lax.cond(
+        due,
+        lambda: measure(work, state, params, grad_fn, count, config),
+        lambda: ([(w.state.mean.curv, w.state.mean.curv_sq, w.totals.probe_size) for w in work], usable),
+    )
+    learned = [learn(w, curvature, count * usable, config) for w, curvature in zip(work, probed, strict=True)]
+    new_bend = lax.cond(due, lambda: bend(work, learned, state), lambda: state.bend)
     bases, means = turn_bases(work, learned, state, usable)
     averaging = state.averaging
     if isinstance(config, Networks) and state.average is not None:
@@ -148,7 +149,7 @@ def take_step(
     def tree(leaves: Iterable[Any]) -> Params:
         return structure.unflatten(leaves)
 
-    moves = (-back(w.tensor, each.step, w.basis) for w, each in zip(work, learned, strict=True))
+    moves = (move(w, each.step, strength) for w, each in zip(work, learned, strict=True))
     updates = [move.astype(w.tensor.dtype) for w, move in zip(work, moves, strict=True)]
     return tree(updates), State(
         step=jnp.where(usable, optax.safe_increment(state.step), state.step),
@@ -296,13 +297,13 @@ def differences(work: list[Local], first: Params, second: Params) -> tuple[list[
 # --- learning -----------------------------------------------------------------------------------------------------
 
 
-def learn(w: Local, measured: tuple[Array, Array, Array] | None, count: Array, config: Config) -> Learned:
+def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, config: Config) -> Learned:
     """Learn from the minibatch, whose curvature is that of the averages so far if it was not measured.
 
     A count of 0 changes nothing, whatever the gradient is.
     """
     state, kept = w.state, curvature_dtype(w.tensor, config)
-    curv, curv_sq, size = measured or (state.mean.curv, state.mean.curv_sq, w.totals.probe_size)
+    curv, curv_sq, size = measured
     totals = w.totals._replace(probe_size=size)
     shared = context(totals, max(w.tensor.size, 1), config)
     count = count.astype(w.tensor.precision)
@@ -311,12 +312,14 @@ def learn(w: Local, measured: tuple[Array, Array, Array] | None, count: Array, c
     batch = Moments(grad, grad_sq, curv, curv_sq)
     new, info = learn_of(config, w.tensor.decoupled)(state, batch, count, config, shared)
     step = networks.limited_step(info.rate, grad, state.mean.grad_sq, shared)
-    mean = w.mean._replace(grad=new.mean.grad, grad_sq=new.mean.grad_sq)
-    totals = totals._replace(grad_sq=jnp.sum(mean.grad_sq), signal=squared_norm(mean.grad))
-    if measured is not None:
-        mean = mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
-        rounded = w._replace(mean=mean).state.mean
-        totals = totals._replace(curv=jnp.sum(abs(rounded.curv)), curv_sq=jnp.sum(rounded.curv_sq))
+    mean = new.mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
+    rounded = w._replace(mean=mean).state.mean
+    totals = totals._replace(
+        grad_sq=jnp.sum(rounded.grad_sq),
+        signal=squared_norm(rounded.grad),
+        curv=jnp.sum(abs(rounded.curv)),
+        curv_sq=jnp.sum(rounded.curv_sq),
+    )
     return Learned(mean, new.memory, step, totals)
 
 
@@ -330,6 +333,15 @@ def bend(work: list[Local], learned: list[Learned], state: State) -> Array:
         return jnp.sum(abs(curv.astype(off.dtype)) * off * off) / 2
 
     return total(of_tensor(w, each.mean.curv) for w, each in zip(work, learned, strict=True))
+
+
+def move(w: Local, step: Array, strength: float) -> Array:
+    """What is added to the parameter, in its own coordinates; weight decay with this `strength` included."""
+    plain = back(w.tensor, step, w.basis)
+    if strength == 0:
+        return -plain
+    decay = weight_decay(strength, jnp.sum(abs(step)), jnp.sum(abs(w.grad)))
+    return jnp.where(decay > 0, descend(w.theta, plain, decay) - w.theta, -plain)
 
 
 def turn_bases(

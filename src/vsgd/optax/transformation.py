@@ -23,7 +23,7 @@ from vsgd.tensors import Config, Totals, averages_iterates
 
 
 def vsgd(
-    algorithm: Config = NETWORKS, *, seed: int = 0, gradient_flops: float | None = None
+    algorithm: Config = NETWORKS, *, weight_decay: float = 0.0, seed: int = 0, gradient_flops: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic gradient descent whose rates set themselves, one for each coordinate (Schaul & LeCun 2013).
 
@@ -37,11 +37,14 @@ def vsgd(
 
     Args:
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
+        weight_decay: λ, pulls parameters towards zero with the mean rate η of each tensor: θ ← (θ − η∇) / (1 + ηλ).
         seed: of the random signs of probes.
         gradient_flops: what a gradient costs, see `vsgd.optax.gradient_flops`. Rotations into the eigenbasis may take a
             quarter of it. By default that of 128 rows through dense layers with these parameters.
     """
     require(algorithm, Networks, Paper)
+    if not weight_decay >= 0:
+        raise ValueError(f"weight_decay is {weight_decay}, it must be at least 0")
 
     def tensors_of(params: Params) -> list[Tensor]:
         leaves = [(jnp.shape(p), jnp.result_type(p)) for p in jax.tree.leaves(params)]
@@ -63,7 +66,7 @@ def vsgd(
         del extra_args  # of other transformations of a chain
         gradient_at = check_arguments(grads, params, grad_fn)
         with explained_masks(params):
-            return take_step(algorithm, tensors_of(params), grads, state, params, gradient_at, value)
+            return take_step(algorithm, tensors_of(params), grads, state, params, gradient_at, value, weight_decay)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from vsgd.eigenbasis import Basis, cost, observed, plan_blocks, turned
 
@@ -73,3 +75,28 @@ def plan(parameters: Iterable[Tensor], gradient_flops: float, spent: float = 0.0
     matrices = [p for p in parameters if p.dim() > 1 and min(matrix_shape(p)) > 1]
     blocks = plan_blocks([matrix_shape(p) for p in matrices], gradient_flops, spent)
     return dict(zip(matrices, blocks, strict=True))
+
+
+def flop_counter() -> FlopCounterMode:
+    """Counts floating-point operations, those of recurrent layers included, of which torch's own counter knows nothing.
+
+    A layer that is one operation for torch (an LSTM on a CPU, any recurrent layer with cuDNN) multiplies its matrices
+    with every position of a sequence; the backward pass takes twice as long.
+    """
+
+    def one_layer(x: Sequence[int], *arguments: Any, **_: Any) -> int:
+        return _recurrent_flops(x, arguments[:2])
+
+    def all_layers(x: Sequence[int], weights: Sequence[Sequence[int]], *arguments: Any, **_: Any) -> int:
+        return _recurrent_flops(x, weights)
+
+    ops = torch.ops.aten
+    forward = {ops.mkldnn_rnn_layer: one_layer, ops._cudnn_rnn: all_layers}
+    backward = {ops.mkldnn_rnn_layer_backward: one_layer, ops._cudnn_rnn_backward: all_layers}
+    twice = {op: lambda *shapes, count=count, **rest: 2 * count(*shapes, **rest) for op, count in backward.items()}
+    return FlopCounterMode(display=False, custom_mapping={**forward, **twice})
+
+
+def _recurrent_flops(x: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
+    """From the shapes of a sequence and of the weights it meets, of which vectors do not count."""
+    return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) > 1)

@@ -104,6 +104,7 @@ class BatchSizer(Sampler[list[int]]):
         self._ended: float | None = None
         self._seconds: dict[int, deque[float]] = {}
         self._steps = 0
+        self._skipped = opt.param_groups[0]["skipped"]
         opt.register_step_post_hook(self._after_step)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -138,9 +139,10 @@ class BatchSizer(Sampler[list[int]]):
 
     def _notice(self, size: int, opt: VSGD) -> None:
         """Take in the noise of a row."""
-        found = opt.step_noise
-        if found is None and not opt.param_groups[0]["steps"]:
-            return  # skipped, since something was not finite
+        found, before = opt.step_noise, self._skipped
+        self._skipped = opt.param_groups[0]["skipped"]
+        if self._skipped != before:
+            return  # something was not finite, and the noise is that of an earlier step
         if found is None:
             raise RuntimeError(
                 "BatchSizer measures the noise between the samples of a step, and this step was one sample: give "
@@ -153,6 +155,8 @@ class BatchSizer(Sampler[list[int]]):
     def _decide(self) -> None:
         """Choose the next size, from numbers that are the same in all processes."""
         seconds, replicas = self.seconds(), self._opt.replicas()
+        if not seconds:  # a pass over the data is one step, whose time is not known
+            return
         sizes = sorted(seconds)
         rows = replicas.numbers(self.noise.variance, self.noise.signal, *(seconds[size] for size in sizes))
         variance, signal, *times = (sum(column) / replicas.size for column in zip(*rows, strict=True))

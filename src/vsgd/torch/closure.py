@@ -8,7 +8,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from vsgd.torch.frameworks import SCALER, check_accumulation, remedy
 
 Closure = Callable[[], Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
 
@@ -124,6 +127,22 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
     same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
     if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
         raise RuntimeError(FORWARD_OUTSIDE)
+
+
+def without_grad(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.no_grad()`, but an interrupt in the midst of switching leaves gradients enabled as they were."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        enabled = torch.is_grad_enabled()
+        try:
+            with torch.no_grad():
+                return function(*args, **kwargs)
+        except BaseException:
+            torch.set_grad_enabled(enabled)
+            raise
+
+    return call
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.jit import kept
 from vsgd.tensors import (
-    LEAST_SIZE,
     Config,
     Totals,
     averaging_weight,
@@ -31,6 +30,7 @@ from vsgd.tensors import (
     probe_size,
 )
 from vsgd.tensors import context as context_of
+from vsgd.tensors import weight_decay as decay_of
 from vsgd.torch import loops
 from vsgd.torch.shards import Shards, summed
 
@@ -85,10 +85,15 @@ def state_of(block: Block, seen: Tensor) -> State:
     return State(mean=mean, memory=block.memory.to(dtype), seen=seen)
 
 
-def spread(values: Tensor, block: Block) -> Tensor:
+def numpy_if_cpu(values: Tensor) -> Any:
+    """A few numbers as the array with which arithmetic costs least: NumPy's on a CPU, in the same memory."""
+    return values.numpy() if values.is_cpu else values
+
+
+def spread(values: Any, block: Block) -> Tensor:
     """Numbers per segment as numbers per coordinate."""
     lengths = torch.tensor(block.lengths, dtype=torch.long, device=block.theta.device)
-    return torch.repeat_interleave(values.to(block.theta), lengths, output_size=len(block.theta))
+    return torch.repeat_interleave(torch.as_tensor(values).to(block.theta), lengths, output_size=len(block.theta))
 
 
 def totals_of(block: Block) -> Totals:
@@ -133,21 +138,22 @@ def per_segment(sums: Any, pieces: Any, block: Block) -> Tensor:
     return torch.from_numpy(totals)
 
 
-def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> Tensor:
-    """Two booleans: is every number usable, and is the gradient of any tensor unusually long? Rows are not asked."""
-    norms = squared_norms(batch.grad, block)
+def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> tuple[Any, Any]:
+    """Is every number usable, and is the gradient of any tensor unusually long? Rows are not asked."""
+    norms = numpy_if_cpu(squared_norms(batch.grad, block))
     limit = gradient_limit(torch.finfo(block.theta.dtype).max)
     usable = norms.max() < limit
     for part in (batch.probed_grad, batch.grad_sq, batch.diff_sq):
         if part is not None and part.numel():
-            usable = usable & (part.abs().max() < limit)
+            least, most = map(numpy_if_cpu, part.aminmax())
+            usable = usable & (-limit < least) & (most < limit)
     if block.shards is not None:
-        usable = block.shards.add_up((~usable).double()) == 0
+        usable = block.shards.add_up(torch.as_tensor(usable == 0, dtype=torch.float64, device=block.theta.device)) == 0
     if by_rows or isinstance(config, Paper):
-        return torch.stack([usable, usable & False])
-    counts, totals = batch.counts.to(norms.device), totals_of(block)
-    long = networks.is_long(norms, expected_norm_sq(totals, counts), config)
-    return torch.stack([usable, (long & (counts > 0)).any()])
+        return usable, False
+    counts = numpy_if_cpu(batch.counts.to(block.totals.device))
+    long = networks.is_long(norms, expected_norm_sq(Totals(*numpy_if_cpu(block.totals).T), counts), config)
+    return usable, (long & (counts > 0)).any()
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------
@@ -181,7 +187,7 @@ def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Co
 
 def context(block: Block, config: Config) -> TensorContext:
     """What coordinates are told of their tensor, per segment."""
-    return context_of(totals_of(block), lengths_of(block), config)
+    return context_of(Totals(*numpy_if_cpu(block.totals).T), numpy_if_cpu(lengths_of(block)), config)
 
 
 def rates(block: Block, count: float, config: Config) -> Tensor:
@@ -200,19 +206,30 @@ def rates(block: Block, count: float, config: Config) -> Tensor:
 
 
 def learn(
-    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
-) -> tuple[Tensor, Tensor]:
-    """Learn from the minibatch. Returns the step of every coordinate and the outliers per segment."""
+    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config, weight: Any = None
+) -> tuple[Tensor, Any]:
+    """Learn from the minibatch. Returns the step of every coordinate, and sums per segment: see `learn_loops`.
+
+    With a `weight` for the average, steps are taken, too: see `moves_at_once`.
+    """
     if delta is not None:
         totals_of(block).probe_size.copy_((squared_norms(delta, block) / lengths_of(block)).sqrt())
     known = 4 if changes_curvature(block, batch, delta, config) else 2
-    run = learn_loops if block.theta.is_cpu else learn_tensors
-    steps, sums = run(block, batch, delta, lr, config)
+    if block.theta.is_cpu:
+        steps, sums = learn_loops(block, batch, delta, lr, config, weight)
+    else:
+        steps, sums = learn_tensors(block, batch, delta, lr, config)
     sums = summed(sums, block.shards)
-    active = (batch.counts > 0).to(block.totals.device)[:, None]
-    block.totals[:, :known] = torch.where(active, sums[:, :known], block.totals[:, :known])
+    totals = numpy_if_cpu(block.totals)[:, :known]
+    active = numpy_if_cpu(batch.counts.to(block.totals.device))[:, None] > 0
+    totals[:] = active * numpy_if_cpu(sums)[:, :known] + (active == 0) * totals
     block.seen.add_(batch.counts)
-    return steps, sums[:, -1]
+    return steps, numpy_if_cpu(sums)
+
+
+def moves_at_once(block: Block, counts: Tensor, decay_strength: float) -> bool:
+    """Can compiled loops learn and move in one go? Where something is rotated, steps have to be rotated in between."""
+    return block.average is not None and block.average.is_cpu and decay_strength == 0 and bool(counts.all())
 
 
 def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None, config: Config) -> bool:
@@ -224,30 +241,45 @@ def changes_curvature(block: Block, batch: BatchStatistics, delta: Tensor | None
 
 def is_starting(block: Block, batch: BatchStatistics, config: Networks) -> bool:
     """Does any segment with a gradient have averages that are just being started?"""
-    return bool(((block.seen < config.bootstrap) & (batch.counts > 0)).any())
+    return bool(((numpy_if_cpu(block.seen) < config.bootstrap) & (numpy_if_cpu(batch.counts) > 0)).any())
+
+
+@functools.lru_cache(256)
+def in_precision(config: Config, dtype: np.dtype[Any]) -> Config:
+    """Constants in the precision of the loop, so that float32 stays float32."""
+    return type(config)._make(value if isinstance(value, bool) else dtype.type(value) for value in config)
 
 
 def learn_loops(
-    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
+    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config, weight: Any = None
 ) -> tuple[Tensor, Tensor]:
-    """Steps, and sums of v̄, ḡ², |h̄^fd|, v̄^fd and outliers per segment, by compiled loops."""
-    number = block.theta.numpy().dtype.type
-    nothing = np.empty(0, number)
-    several = batch.grad_sq is not None
+    """Steps, and sums of v̄, ḡ², |h̄^fd|, v̄^fd and outliers per segment, by compiled loops.
+
+    With a `weight` for the average the steps are taken, not returned; further sums are ∇·(θ − θ̄) and ½|h̄^fd|(θ − θ̄)².
+    """
+    dtype = block.theta.numpy().dtype
+    nothing = block.theta[:0]
 
     def array(part: Tensor | None) -> Any:
         """The memory of a tensor; that of a bfloat16 as its bits."""
         if part is None:
-            return nothing
+            return nothing.numpy()
         return part.view(torch.int16).numpy().view(np.uint16) if part.dtype == torch.bfloat16 else part.numpy()
 
-    steps = torch.zeros_like(block.theta)
-    pieces = loops.pieces_of(block.lengths, tuple((batch.counts > 0).tolist()))
-    sums = np.zeros((len(pieces), loops.SUMS))
-    flags = several, delta is not None, changes_curvature(block, batch, delta, config)
+    several, moves = batch.grad_sq is not None, weight is not None
+    steps = nothing if moves else torch.zeros_like(block.theta)
+    pieces = loops.pieces_of(block.lengths, tuple(batch.counts.numpy() > 0))
+    sums = np.zeros((len(pieces), loops.BEND + 1))
+    flags = several, delta is not None, changes_curvature(block, batch, delta, config), moves
     compact = block.grad.dtype == torch.bfloat16, block.curv.dtype == torch.bfloat16
     diff = batch.diff if several else batch.probed_grad
     direction = batch.grad if batch.direction is None else batch.direction
+    segments = (
+        numpy_if_cpu(block.seen),
+        numpy_if_cpu(batch.counts),
+        *context(block, config),
+        *([] if weight is None else [weight]),
+    )
     loops.on_threads(
         loops.learn_loop(learn_of(config, block.decoupled), *compact, *flags),
         pieces,
@@ -256,11 +288,12 @@ def learn_loops(
         array(block.memory),
         tuple(map(array, (batch.grad, batch.grad_sq, diff, batch.diff_sq, direction))),
         array(delta),
-        np.stack([part.numpy() for part in (block.seen, batch.counts, *context(block, config))]).astype(number),
-        number(lr),
-        # numbers in the precision of the loop, so that float32 stays float32
-        type(config)._make(value if isinstance(value, bool) else number(value) for value in config),
-        steps.numpy(),
+        np.array(segments, dtype),
+        dtype.type(lr),
+        in_precision(config, dtype),
+        array(steps),
+        array(block.theta),
+        array(block.average),
         sums,
     )
     return steps, per_segment(sums, pieces, block)
@@ -307,13 +340,13 @@ def learn_whole(
 # --- moving -------------------------------------------------------------------------------------------------------
 
 
-def move(block: Block, grad: Tensor, steps: Tensor, decay: Tensor, weight: Tensor) -> Tensor:
+def move(block: Block, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Tensor:
     """θ ← (θ − step) / (1 + decay), and the average of the iterates follows with `weight`; both per segment.
 
     Returns ∇·(θ − θ̄) per segment, before that. All in the parameters' own coordinates.
     """
     if not block.theta.is_cpu:
-        gains = torch.zeros_like(decay)
+        gains = torch.zeros(len(block.lengths), dtype=torch.float64)
         if block.average is not None:
             products = grad * (block.theta - block.average)
             gains = summed(torch.stack([part.double().sum() for part in products.split(block.lengths)]), block.shards)
@@ -324,37 +357,31 @@ def move(block: Block, grad: Tensor, steps: Tensor, decay: Tensor, weight: Tenso
     pieces = all_pieces(block)
     sums = np.zeros(len(pieces))
     average = block.theta[:0] if block.average is None else block.average
-    segments = torch.stack([decay, weight]).to(block.theta.dtype).numpy()
     arrays = [part.numpy() for part in (block.theta, average, steps, grad)]
+    segments = np.array([decay, weight], arrays[0].dtype)
     loops.on_threads(kept(loops.move_loop), pieces, *arrays, segments, sums)
     return summed(per_segment(sums, pieces, block), block.shards)
 
 
-def averaging_weights(block: Block, counts: Tensor, window: float, config: Config) -> Tensor:
-    """The weight with which a new iterate enters the average, per segment."""
+def averaging_weights(block: Block, counts: Tensor, window: float | None, config: Config) -> Any:
+    """The weight with which a new iterate enters the average, per segment; rows of a table have no common `window`."""
+    seen, count = numpy_if_cpu(block.seen), numpy_if_cpu(counts)
     if isinstance(config, Paper):
-        return 1 / window * (counts > 0)
-    weight: Tensor = averaging_weight(block.seen - counts, window, config) * (counts > 0)
-    return weight
+        return seen >= 0  # nothing is averaged
+    if window is None:
+        return networks.row_averaging_weight(seen, count, config)
+    return averaging_weight(seen, window, config) * (count > 0)
 
 
-def row_averaging_weights(block: Block, counts: Tensor, config: Config) -> Tensor:
-    """The same for rows of a table, each by its own age."""
-    if isinstance(config, Paper):
-        return torch.ones_like(block.seen)
-    weight: Tensor = networks.row_averaging_weight(block.seen - counts, counts, config)
-    return weight
-
-
-def weight_decay(block: Block, grad: Tensor, steps: Tensor, strength: float) -> Tensor:
+def weight_decay(block: Block, grad: Tensor, steps: Tensor, strength: float) -> Any:
     """ηλ per segment, where η = Σ|step| / Σ|∇| is the mean rate of the segment, limits included."""
     if strength == 0:
-        return torch.zeros(len(block.lengths), dtype=torch.float64, device=block.totals.device)
+        return np.zeros(len(block.lengths))
     moved, slope = (
         summed(torch.stack([part.double().abs().sum() for part in values.split(block.lengths)]), block.shards)
         for values in (steps, grad)
     )
-    return strength * moved / slope.clamp(min=LEAST_SIZE)
+    return decay_of(strength, numpy_if_cpu(moved), numpy_if_cpu(slope))
 
 
 def bend(block: Block, into: Callable[[Tensor], Tensor]) -> Tensor:

@@ -24,8 +24,8 @@ PIECE = 1 << 13
 MIN_PIECES_PER_THREAD = 8
 """Waking a second thread for less work takes longer than doing it."""
 
-SUMS = 5
-"""Columns of the sums over a piece: v̄, ḡ², h̄^fd, v̄^fd and the number of outliers."""
+GRAD_SQ, SIGNAL, CURV, CURV_SQ, OUTLIERS, GAIN, BEND = range(7)
+"""Columns of the sums over a piece: v̄, ḡ², |h̄^fd|, v̄^fd, outliers, ∇·(θ − θ̄) and ½|h̄^fd|(θ − θ̄)²."""
 
 
 @functools.lru_cache(256)
@@ -141,8 +141,12 @@ def make_learn_loop(
     several: bool,
     probed: bool,
     keeps_curv: bool,
+    moves: bool,
 ) -> Callable[..., None]:
-    """The loop that learns from a minibatch. All that is known beforehand is a constant of its code."""
+    """The loop that learns from a minibatch and, if it `moves`, descends and averages the iterates right away.
+
+    All that is known beforehand is a constant of its code.
+    """
 
     def learn_loop(
         first: int,
@@ -157,6 +161,8 @@ def make_learn_loop(
         lr: Any,
         config: Any,
         steps: Any,
+        theta: Any,
+        average: Any,
         sums: Any,
     ) -> None:
         for piece in range(first, last):
@@ -169,12 +175,17 @@ def make_learn_loop(
             )
             # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
             me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]
+            th, av = theta[begin:end], average[begin:end]
+            weight, no_decay = segments[-1, segment], segments.dtype.type(0)
+            bends = np.empty(len(th) if moves and probed else 0, theta.dtype)
             gr, gr_sq = means[0][begin:end], means[1][begin:end]
             cu, cu_sq = curvs[0][begin:end], curvs[1][begin:end]
             b_grad, b_grad_sq, b_direction = batch[0][begin:end], batch[1][begin:end], batch[4][begin:end]
             b_diff, b_diff_sq = batch[2][begin:end], batch[3][begin:end]
             outliers = np.int32(0)
-            for i in range(len(st)):
+            if moves:
+                sums[piece, GAIN] = total_along(b_grad, th, av)
+            for i in range(len(me)):
                 mean = Moments(load(gr[i]), load(gr_sq[i]), load_curv(cu[i]), load_curv(cu_sq[i]))
                 g = b_grad[i]
                 h, h_sq = mean.curv, mean.curv_sq
@@ -183,21 +194,32 @@ def make_learn_loop(
                     h, h_sq = measured_curvature(mean, diff, b_diff_sq[i] if several else diff * diff, de[i])
                 moments = Moments(g, b_grad_sq[i] if several else g * g, h, h_sq)
                 state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor)
-                st[i] = limited_step(lr * info.rate, b_direction[i] if several else g, mean.grad_sq, tensor)
+                step = limited_step(lr * info.rate, b_direction[i] if several else g, mean.grad_sq, tensor)
                 gr[i] = store(state.mean.grad)
                 gr_sq[i] = store(state.mean.grad_sq)
                 if keeps_curv:
                     cu[i] = store_curv(state.mean.curv)
                     cu_sq[i] = store_curv(state.mean.curv_sq)
+                if moves:
+                    if probed:
+                        offset = th[i] - av[i]
+                        bends[i] = abs(load_curv(cu[i])) * offset * offset
+                    moved = descend(th[i], step, no_decay)
+                    av[i] = ema(av[i], moved, weight)
+                    th[i] = moved
+                else:
+                    st[i] = step
                 me[i] = store(state.memory)
                 # a counter as wide as the numbers, so that as many coordinates as possible are treated at once
                 outliers = np.int32(outliers + np.int32(info.outlier))
-            sums[piece, 0] = total(gr_sq, load)
-            sums[piece, 1] = total_sq(gr, load)
+            sums[piece, GRAD_SQ] = total(gr_sq, load)
+            sums[piece, SIGNAL] = total_sq(gr, load)
             if keeps_curv:
-                sums[piece, 2] = total_abs(cu, load_curv)
-                sums[piece, 3] = total(cu_sq, load_curv)
-            sums[piece, 4] = outliers
+                sums[piece, CURV] = total_abs(cu, load_curv)
+                sums[piece, CURV_SQ] = total(cu_sq, load_curv)
+            sums[piece, OUTLIERS] = outliers
+            if moves and probed:
+                sums[piece, BEND] = total(bends, identity) / 2
 
     return learn_loop
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.flop_counter import FlopCounterMode
 
 from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
@@ -31,6 +30,7 @@ from vsgd.torch.closure import (
     check_repeatable,
     mark_gradients,
     signals_deferred,
+    without_grad,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.noise import Noise, StepNoise, observe
@@ -45,8 +45,10 @@ from vsgd.torch.storage import (
     as_table,
     blank_state,
     check_parameters,
+    check_shapes,
     is_table,
     new_state,
+    served,
 )
 from vsgd.torch.work import (
     Work,
@@ -94,6 +96,7 @@ class VSGD(Optimizer):
             own (section 4.1 of the paper).
         samples: in distributed training, whether the "minibatch" of all processes together is a sample, or its parts:
             with "replicas" each process leaves the gradient of its own part, and VSGD averages them.
+        reduce_dtype: with "replicas", `torch.bfloat16` sends their moments in half the bytes of float32.
         process_group: the processes that train this model; default: all.
     """
 
@@ -114,6 +117,7 @@ class VSGD(Optimizer):
         reduction: Literal["mean", "sum"] = "mean",
         reweight: bool = False,
         samples: Literal["minibatch", "replicas"] = "minibatch",
+        reduce_dtype: torch.dtype | None = None,
         process_group: Any = None,
     ):
         if isinstance(params, nn.Module):
@@ -127,6 +131,10 @@ class VSGD(Optimizer):
             raise ValueError(f"samples is {samples!r}, it must be 'minibatch' or 'replicas'")
         if samples == "replicas" and per_sample is not None:
             raise ValueError('with per_sample every row is a sample, so leave samples="replicas" out')
+        if reduce_dtype not in (None, torch.bfloat16):
+            raise ValueError(f"reduce_dtype is {reduce_dtype}, it must be torch.bfloat16 or left out")
+        if reduce_dtype is not None and samples != "replicas":
+            raise ValueError('reduce_dtype is of what VSGD sends, which are moments only with samples="replicas"')
         if reweight and per_sample is None:
             raise ValueError(
                 "reweight=True weighs the rows of the minibatch, so name the model: VSGD(model.parameters(), "
@@ -142,6 +150,7 @@ class VSGD(Optimizer):
         self._reweight = reweight
         self._compact = compact
         self._samples = samples
+        self._reduce_dtype = reduce_dtype
         self._process_group = process_group
         self._forget()
         defaults = {
@@ -175,7 +184,7 @@ class VSGD(Optimizer):
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
+    @without_grad
     def step(self, closure: Closure | Sequence[Closure] | None = None, *, scaler: Any = None) -> Any:
         """Evaluate the closure, learn from it, and move the parameters.
 
@@ -247,7 +256,7 @@ class VSGD(Optimizer):
 
     def replicas(self) -> Replicas:
         """The processes that train this model."""
-        return replicas_of(self._process_group, self._parameters(), self._samples == "replicas")
+        return replicas_of(self._process_group, self._samples == "replicas", self._reduce_dtype)
 
     def _meet_replicas(self) -> None:
         """Find the other processes, and check once that they train the same model."""
@@ -293,7 +302,7 @@ class VSGD(Optimizer):
         raw = {p: p.grad for p in self._parameters()}
         if starting:
             self._check_closures(first, replays, scaler)
-        totals = self._sample_totals(first, None, scaler, only=self._may_count_rows(first))
+        totals = self._sample_totals(first, None, scaler, only_tables=True)
         self._admit(first, totals)
         work = collect(self._storages, first, totals, self._replicas)
         probing = probe_is_due(work)
@@ -308,7 +317,7 @@ class VSGD(Optimizer):
                 with self._replicas.sharing_errors():
                     check_probe_was_seen(first[0], second[0])
         if probing or totals is not None:
-            totals = self._sample_totals(first, second, scaler, only=None)
+            totals = self._sample_totals(first, second, scaler)
             work = [collect_again(w, first, second, totals, self._replicas) for w in work]
             self._look_at([*first, *(second or [])], work, scaler)
         if scaler is not None:
@@ -329,7 +338,7 @@ class VSGD(Optimizer):
                 self._give_up(scaler)
 
         check_finite(first)
-        with FlopCounterMode(display=False) as counter:
+        with basis.flop_counter() as counter:
             again = [self._evaluate(replay.again, scaler, record=False) for replay in replays]
         check_finite(again)
         with self._replicas.sharing_errors():
@@ -342,17 +351,15 @@ class VSGD(Optimizer):
 
     # --- statistics -----------------------------------------------------------------------------------------------
 
-    def _may_count_rows(self, evaluations: list[Evaluation]) -> set[Tensor]:
-        """Parameters whose rows may have counts of their own."""
-        reached = {p for e in evaluations for p in e.grads}
-        return {p for p in reached if not self.state.get(p) or is_table(self.state[p])}
-
     def _sample_totals(
-        self, first: list[Evaluation], second: list[Evaluation] | None, scaler: Any, only: set[Tensor] | None
+        self, first: list[Evaluation], second: list[Evaluation] | None, scaler: Any, only_tables: bool = False
     ) -> SampleTotals | None:
         """Sums over single rows, with `per_sample`. They take most of the time; a probe needs only those of tables."""
         if self._recorder is None:
             return None
+        only = None
+        if only_tables:
+            only = {p for e in first for p in e.grads if not self.state.get(p) or is_table(self.state[p])}
         here, there = first[0].recording, None if second is None else second[0].recording
         bases = {p: b for _, s in self._storages if isinstance(s, Dense) for p, b in s.rotated().items()}
         with self._replicas.sharing_errors():
@@ -376,8 +383,10 @@ class VSGD(Optimizer):
         return long
 
     def _give_up(self, scaler: Any) -> NoReturn:
-        """Skip this step; the scaler, if there is one, finds out by itself."""
+        """Skip this step. The scaler, if there is one, would look at the gradients of the last evaluation only."""
         if scaler is not None:
+            least = min((p for p in self._parameters() if p.grad is not None), key=Tensor.numel)
+            least.grad = torch.full_like(least, torch.inf)
             scaler.unscale_(self)
         raise NotFinite
 
@@ -450,30 +459,40 @@ class VSGD(Optimizer):
         self._noise = Noise()
         self.step_noise = None
         """Of the last step that was taken, if it had several samples."""
-        self._gains: dict[int, list[Tensor]] = {}
+        self._gains: dict[int, list[list[Any]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle_averaging()
-        kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples")
+        kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples", "_reduce_dtype")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_process_group", None)  # groups cannot be copied
+        self.__dict__.setdefault("_reduce_dtype", None)
         self._forget()
 
     def _arrange(self) -> None:
-        """Let storages serve all parameters that have state, as these are now, and go on from what the user has set."""
+        """Let storages serve all parameters that have state, as these are now."""
         for group in self.param_groups:
             require(group["algorithm"], Networks, Paper)
-        with signals_deferred():
-            self._storages = arranged(self._storages, self.param_groups, self.state, self._compact)
-            for _, storage in self._storages:
-                storage.adopt()
+        if not served(self._storages, self.state):
+            check_shapes(self.state)
+            with signals_deferred():
+                self._adopt_changes()
+                self._storages = arranged(self.param_groups, self.state, self._compact)
 
     def _open(self) -> None:
+        """Let parameters hold the iterates; go on from what the user has set since the last step."""
+        self._adopt_changes()
         for _, storage in self._storages:
             storage.open()
+
+    def _adopt_changes(self) -> None:
+        for _, storage in self._storages:
+            if not storage.is_untouched():
+                with signals_deferred():
+                    storage.adopt()
 
     def _close(self) -> None:
         for _, storage in self._storages:
@@ -481,13 +500,13 @@ class VSGD(Optimizer):
 
     def _admit(self, evaluations: list[Evaluation], totals: SampleTotals | None) -> None:
         """Make state for parameters that have their first gradient, or are found to have rows that count apart."""
-        groups = {p: group for group in self.param_groups for p in group["params"]}
         grads = {p: grad for e in evaluations for p, grad in e.grads.items()}
         tables = {p for p, grad in grads.items() if counts_rows(p, grad, totals)}
         fresh = [p for p in grads if not self.state.get(p)]
         turned = [p for p in tables if self.state.get(p) and not is_table(self.state[p])]
         if not fresh and not turned:
             return
+        groups = {p: group for group in self.param_groups for p in group["params"]}
         with signals_deferred():
             self._close()
             blocks = self._plan([p for p in fresh if p not in tables])

@@ -9,11 +9,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.shards import is_sharded
@@ -31,9 +35,9 @@ NOT_AVERAGED = (
 )
 
 ALREADY_AVERAGED = (
-    'with samples="replicas" each process must leave its own gradient, but all have left the same one. Do not wrap the '
-    "model in DistributedDataParallel, or take the step within `with model.no_sync():`; and give each process its own "
-    "part of the data."
+    'with samples="replicas" each process must leave its own gradient, but all have left the same one. If the '
+    "model is wrapped in DistributedDataParallel, let that not average: "
+    "model.register_comm_hook(None, vsgd.torch.local_gradients). Give each process its own part of the data."
 )
 
 OTHER_CLOSURES = "the processes gave different numbers of micro-batches ({counts}); give each as many closures"
@@ -45,44 +49,63 @@ OTHER_GRADIENTS = (
 
 KINDS = ("no", "dense", "sparse")
 
-PEER_FAILED = "If another process failed first, this one was left alone with it: look at the error of the other."
+PEER_LOST = "another process has ended or does not answer, look at its error: {lost}"
+
+FAILURE = "vsgd/failure"
+"""The key under which the first process that fails leaves its error for those it cannot reach."""
+
+NOTIFY_TIMEOUT = timedelta(seconds=10)
+"""How long a process that has failed waits for the others to take notice. They may wait elsewhere, for its gradient."""
+
+
+class PeerError(RuntimeError):
+    """Another process has failed."""
 
 
 class Replicas(NamedTuple):
     """The processes that train one model, seen from one of them, which may be the only one."""
 
     group: Any
+    messages: Any
+    """The same processes, for short messages: these wait for no device, and meet no collective of a closure."""
     rank: int
     size: int
-    device: torch.device
-    """Where short messages are made up: the backend must be able to send them."""
     are_samples: bool
     """Does each process leave its own gradient, which is a sample? Otherwise they come averaged."""
-
-    def gather(self, values: Tensor) -> Tensor:
-        """The same tensor of all processes, stacked."""
-        if self.size == 1:
-            return values[None]
-        parts = [torch.empty_like(values) for _ in range(self.size)]
-        dist.all_gather(parts, values.contiguous(), group=self.group)
-        return torch.stack(parts)
+    reduce_dtype: torch.dtype | None = None
+    """The precision in which moments of the samples are sent; None: that of the sums."""
 
     def gather_rows(self, values: Tensor) -> list[Tensor]:
         """Tensors of all processes that differ in their length."""
-        lengths = self.gather(torch.tensor([len(values)], device=self.device))[:, 0].tolist()
-        padded = values.new_zeros(max(lengths), *values.shape[1:])
+        lengths = [int(row[0]) for row in self.numbers(len(values))]
+        dtype = self.reduce_dtype if values.is_floating_point() else None
+        padded = values.new_zeros(max(lengths), *values.shape[1:], dtype=dtype)
         padded[: len(values)] = values
-        return [part[:length] for part, length in zip(self.gather(padded), lengths, strict=True)]
+        parts = [torch.empty_like(padded) for _ in lengths]
+        dist.all_gather(parts, padded, group=self.group)
+        return [part[:length].to(values.dtype) for part, length in zip(parts, lengths, strict=True)]
 
     def add_up(self, values: Tensor) -> None:
         """The sum over all processes, in place."""
-        dist.all_reduce(values, group=self.group)
+        if self.reduce_dtype is None:
+            dist.all_reduce(values, group=self.group)
+            return
+        # each process adds up a part in full precision: rounding does not accumulate, and all receive the same sums
+        sent = F.pad(values.reshape(-1), (0, -values.numel() % self.size)).to(self.reduce_dtype)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        part = received.view(self.size, -1).to(values.dtype).sum(0).to(self.reduce_dtype)
+        dist.all_gather_into_tensor(sent, part, group=self.group)
+        values.copy_(sent[: values.numel()].view_as(values))
 
-    def numbers(self, *values: float) -> list[list[float]]:
-        """A few numbers of each process."""
-        mine = torch.tensor(values, dtype=torch.float32 if self.device.type == "mps" else torch.float64)
-        rows: list[list[float]] = self.gather(mine.to(self.device)).tolist()
-        return rows
+    def numbers(self, *values: float, timeout: timedelta = timedelta()) -> list[list[float]]:
+        """A few numbers of each process. Zero is the timeout of the group."""
+        mine = torch.tensor(values, dtype=torch.float64)
+        if self.size == 1:
+            return [mine.tolist()]
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine, group=self.messages, async_op=True).wait(timeout)
+        return [part.tolist() for part in parts]
 
     def mean(self, value: float) -> float:
         return sum(row[0] for row in self.numbers(value)) / self.size
@@ -101,30 +124,62 @@ class Replicas(NamedTuple):
             yield
         except Exception as caught:
             error = caught
-        self.raise_any(error, [row[0] for row in self.numbers(error is not None)])
+        self.numbers_unless_failed(error)
 
-    def raise_any(self, error: Exception | None, failed: Sequence[float]) -> None:
-        """Raise the error of this process, or tell of the first process that `failed`."""
-        if any(failed):
+    def numbers_unless_failed(self, error: Exception | None, *values: float) -> list[list[float]]:
+        """A few numbers of each process. If one has an error, all raise it."""
+        store = store_of(self.messages)
+        mine = None if error is None else f"process {self.rank} of {self.size} raised {type(error).__name__}: {error}"
+        try:
+            if mine is not None and store is not None:
+                store.compare_set(FAILURE, "", mine)
+            rows = self.numbers(mine is not None, *values, timeout=NOTIFY_TIMEOUT if mine else timedelta())
+            if not any(row[0] for row in rows):
+                return [row[1:] for row in rows]
             texts: list[str | None] = [None] * self.size
-            text = None if error is None else f"{type(error).__name__}: {error}"
-            dist.all_gather_object(texts, text, group=self.group)
-            first = next(k for k, flag in enumerate(failed) if flag)
-            told = f"process {first} of {self.size} raised {texts[first]}"
-            if error is None:
-                raise RuntimeError(told)
-            error.add_note(f"All {self.size} processes stop: {told}")
-            raise error
+            dist.all_gather_object(texts, mine, group=self.messages)
+            if mine is not None and store is not None:
+                store.delete_key(FAILURE)
+        except RuntimeError as lost:
+            texts = [first_failure(store) or mine]
+            if error is None or texts != [mine]:
+                raise PeerError(texts[0] or PEER_LOST.format(lost=lost)) from (error or lost)
+        first = next(text for text in texts if text is not None)
+        if error is None:
+            raise PeerError(first)
+        error.add_note(f"All {self.size} processes stop: {first}")
+        raise error
 
 
-ALONE = Replicas(group=None, rank=0, size=1, device=torch.device("cpu"), are_samples=False)
+ALONE = Replicas(group=None, messages=None, rank=0, size=1, are_samples=False)
+
+_MESSAGES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def replicas_of(group: Any, parameters: Sequence[Tensor], are_samples: bool) -> Replicas:
+def replicas_of(group: Any, are_samples: bool, reduce_dtype: torch.dtype | None) -> Replicas:
     """The processes of a group, or all there are."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:
         return ALONE
-    return Replicas(group, dist.get_rank(group), dist.get_world_size(group), parameters[0].device, are_samples)
+    group = dist.group.WORLD if group is None else group
+    if group not in _MESSAGES:
+        ranks, store = dist.get_process_group_ranks(group), store_of(group)
+        limit = None if store is None else store.timeout
+        _MESSAGES[group] = dist.new_group(ranks, limit, backend="gloo", use_local_synchronization=True)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    return Replicas(group, _MESSAGES[group], rank, size, are_samples, reduce_dtype)
+
+
+def store_of(group: Any) -> Any:
+    """Where the processes of a group leave texts for each other; None where torch has no public way to it."""
+    return group.get_group_store() if hasattr(group, "get_group_store") else None
+
+
+def first_failure(store: Any) -> str | None:
+    """What the first process that failed has left, if the process that keeps the store still runs."""
+    try:
+        return store.get(FAILURE).decode() if store is not None and store.check([FAILURE]) else None
+    except RuntimeError:
+        return None
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
@@ -176,32 +231,36 @@ def agreed(
 ) -> Evaluation:
     """An evaluation with the mean loss of all processes. Where only others have a gradient this one has zeros.
 
-    An error of one process is raised by all. Gradients that come averaged are the exception: the others then wait
-    inside the closure, and end when the process does that failed.
+    An error of one process is raised by all. Gradients that come averaged are waited for inside the closure, so
+    the processes ask each other for errors before they send the first of them.
     """
     if replicas.size == 1:
         return evaluate(run)
-    finished, error, here = False, None, None
+    asked = replicas.are_samples
 
-    def closure() -> Any:
-        nonlocal finished
-        loss = run()
-        finished = True
-        return loss
+    def ask(error: Exception | None = None) -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            replicas.numbers_unless_failed(error)
 
+    error, here = None, None
+    awaited = [] if asked else [p for p in parameters if p.requires_grad and not is_sharded(p)]
+    hook = register_multi_grad_hook(awaited, lambda grad: ask(), mode="any")
     try:
-        here = evaluate(closure)
+        here = evaluate(run)
+    except PeerError:
+        raise
     except Exception as caught:
-        if not finished and not replicas.are_samples:
-            if isinstance(caught, RuntimeError):
-                caught.add_note(PEER_FAILED)
-            raise
         error = caught
+    finally:
+        hook.remove()
+    ask(error)
     grads = {} if here is None else here.grads
     kinds = [1 + grads[p].is_sparse if p in grads else 0 for p in parameters]
     loss = 0.0 if here is None else float(here.loss)
-    failed, counts, losses, *columns = zip(*replicas.numbers(error is not None, closures, loss, *kinds), strict=True)
-    replicas.raise_any(error, failed)
+    rows = replicas.numbers_unless_failed(error, closures, loss, *kinds)
+    counts, losses, *columns = zip(*rows, strict=True)
     assert here is not None
     if len(set(counts)) > 1:
         raise RuntimeError(OTHER_CLOSURES.format(counts=", ".join(f"{count:.0f}" for count in counts)))

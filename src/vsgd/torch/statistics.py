@@ -12,7 +12,7 @@ from vsgd.torch.engine import BatchStatistics
 from vsgd.torch.replicas import ALONE, Replicas
 from vsgd.torch.samples import RowSums, SampleSums
 from vsgd.torch.samples.sums import empty_sums
-from vsgd.torch.storage import Dense, precision
+from vsgd.torch.storage import Dense, Table, precision
 
 Grads = dict[Tensor, Tensor]
 """The gradient of each parameter that has one, after one evaluation; already unscaled."""
@@ -127,7 +127,8 @@ def _gather_some(dense: Dense, grads: Grads, wanted: list[bool], name: str) -> T
 
 def _of_samples(dense: Dense, grads: Grads, probed: Grads | None, totals: SampleTotals) -> BatchStatistics:
     """Every row of the minibatch is a sample; its sums are known without its gradient."""
-    known = [totals.sums.get(p) for p in dense.parameters]
+    found = [totals.sums.get(p) for p in dense.parameters]
+    known = [sums.sums if isinstance(sums, RowSums) else sums for sums in found]  # a table of one row is no table here
     n = totals.samples
     count = torch.tensor([totals.effective if p in grads else 0.0 for p in dense.parameters], dtype=torch.float64)
 
@@ -135,10 +136,10 @@ def _of_samples(dense: Dense, grads: Grads, probed: Grads | None, totals: Sample
         parts = [None if sums is None else getattr(sums, name) for sums in known]
         return None if all(part is None for part in parts) else dense.gather(parts, name) / n
 
-    plain = dense.gather([grads.get(p) for p in dense.parameters], "grad") * (totals.scale / n)
+    plain = dense.gather([as_dense(grads.get(p)) for p in dense.parameters], "grad") * (totals.scale / n)
     grad, diff, direction = dense.into(plain), mean_of("diff_abs"), None
     if diff is not None and probed is not None and dense.block.decoupled:
-        moved = dense.gather([probed.get(p) for p in dense.parameters], "probed") * (totals.scale / n)
+        moved = dense.gather([as_dense(probed.get(p)) for p in dense.parameters], "probed") * (totals.scale / n)
         diff = dense.into(moved) - grad
     if totals.directions:
         direction = dense.into(dense.gather([totals.directions.get(p) for p in dense.parameters], "direction"))
@@ -149,18 +150,19 @@ def _of_samples(dense: Dense, grads: Grads, probed: Grads | None, totals: Sample
 
 
 def of_table(
-    table: Tensor,
+    storage: Table,
     grads: Sequence[Grads],
     probed: Sequence[Grads] | None,
     totals: SampleTotals | None,
     replicas: Replicas = ALONE,
 ) -> RowStatistics | None:
     """Statistics of the touched rows of a table; None if no sample touched any."""
+    table = storage.parameter
     hits = reached(grads, probed, table)
     if not hits:
         return None
     if totals is not None:
-        return _of_touched_rows(table, grads[0][table], totals)
+        return _of_touched_rows(storage, grads[0], None if probed is None else probed[0], totals)
     first = [_rows_of(grads[k][table], table) for k in hits]
     second = None if probed is None else [_rows_of(probed[k][table], table) for k in hits]
     if replicas.are_samples:
@@ -182,8 +184,8 @@ def of_table(
     values = torch.cat([values for _, values in first])
     terms = [values, values * values]
     if second is not None:
-        diff = values - torch.cat([values for _, values in second])
-        terms += [diff.abs(), diff * diff]
+        diff = torch.cat([values for _, values in second]) - values
+        terms += [diff if storage.decoupled else diff.abs(), diff * diff]
     sums = (term.new_zeros(len(touched), term.shape[1]).index_add_(0, place, term) for term in terms)
     means = [(total / count[:, None].to(total)).reshape(-1) for total in sums]
     return RowStatistics(touched, BatchStatistics(means[0], means[0], count, None, means[1], *means[2:]))
@@ -207,12 +209,16 @@ def _of_all(found: list[tuple[Tensor, Tensor]], replicas: Replicas) -> list[tupl
     return [pair for pairs in gathered for pair in pairs]
 
 
-def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowStatistics | None:
+def _of_touched_rows(storage: Table, grads: Grads, probed: Grads | None, totals: SampleTotals) -> RowStatistics | None:
     """Rows of a table that samples touched, each with the number of those."""
+    table = storage.parameter
     found = totals.sums.get(table)
     if found is None:
         return None
-    rows, values = _rows_of(grad, table)
+    rows, values = _rows_of(grads[table], table)
+    others, moved = (rows, values) if probed is None else _rows_of(probed[table], table)
+    if not torch.equal(others, rows):
+        raise RuntimeError(OTHER_ROWS)
     if isinstance(found, RowSums):
         if not torch.equal(found.rows, rows):
             raise RuntimeError(OTHER_ROWS)
@@ -224,7 +230,9 @@ def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowSt
         count = sums.count.double().reshape(-1)
         if not isinstance(found, RowSums):
             rows = (count > 0).nonzero()[:, 0]
-            values, count = values[rows], count[rows]
+            values, moved, count = values[rows], moved[rows], count[rows]
+    if not len(rows):
+        return None
 
     def mean(part: Tensor | None) -> Tensor | None:
         if part is None:
@@ -235,8 +243,9 @@ def _of_touched_rows(table: Tensor, grad: Tensor, totals: SampleTotals) -> RowSt
 
     total = mean(values * totals.scale)
     assert total is not None
-    moments = mean(sums.grad_sq), mean(sums.diff_abs), mean(sums.diff_sq)
-    return RowStatistics(rows, BatchStatistics(total, total, count, None, *moments))
+    diff = mean((moved - values) * totals.scale) if storage.decoupled and probed is not None else mean(sums.diff_abs)
+    batch = BatchStatistics(total, total, count, None, mean(sums.grad_sq), diff, mean(sums.diff_sq))
+    return RowStatistics(rows, batch)
 
 
 # --- samples of other processes ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,10 +55,10 @@ def is_table(state: ParamState) -> bool:
 
 
 def is_decoupled(parameter: Tensor, state: ParamState, config: Config) -> bool:
-    """Are the coordinates those of an eigenbasis? A vector is taken as it is, and counts as decoupled."""
-    if not isinstance(config, Networks) or not config.eigenbasis or is_table(state):
+    """Are the coordinates those of an eigenbasis? Vectors and rows of tables count as such, and stay as they are."""
+    if not isinstance(config, Networks) or not config.eigenbasis:
         return False
-    return min(matrix_shape(parameter)) == 1 or "left_basis" in state or "right_basis" in state
+    return is_table(state) or min(matrix_shape(parameter)) == 1 or "left_basis" in state or "right_basis" in state
 
 
 def new_state(
@@ -100,6 +101,13 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() != 0
 
 
+def is_same(parameter: Tensor, weights: Tensor) -> bool:
+    """Are these the weights, rounded to the precision of the parameter?"""
+    if parameter.is_cpu and parameter.dtype == weights.dtype:  # NumPy compares many numbers at once
+        return np.array_equal(parameter.detach().numpy(), weights.numpy())
+    return torch.equal(parameter, weights.to(parameter))
+
+
 class Dense:
     """Dense parameters of one precision and device, one after the other in flat buffers. Each is a segment."""
 
@@ -111,6 +119,7 @@ class Dense:
         self.config, self.compact = config, compact
         self.signature = signature(parameters)
         self._coarse = first.dtype != precision(first.dtype)
+        self._sharded = any(map(is_sharded, parameters))
         lengths = tuple(part.numel() for part in self._parts)
         dtypes = statistics_dtypes(first.dtype, config, compact)
 
@@ -203,10 +212,11 @@ class Dense:
 
     def turn(self, plain_grad: Tensor, counts: Tensor) -> None:
         """Let the bases follow the gradient. ḡ turns with them; the other averages stay as they are."""
-        grads, means = plain_grad.split(self.block.lengths), self.block.grad.split(self.block.lengths)
-        steps = self.steps.tolist()
-        for k, shape in self._matrices:
-            if counts[k] > 0 and observes(steps[k]):
+        steps, count = self.steps.tolist(), counts.tolist()
+        observed = [(k, shape) for k, shape in self._matrices if count[k] > 0 and observes(steps[k])]
+        if observed:
+            grads, means = plain_grad.split(self.block.lengths), self.block.grad.split(self.block.lengths)
+            for k, shape in observed:
                 basis = self.bases[k]
                 with no_autocast(plain_grad.device):
                     observe(basis, grads[k].view(shape), steps[k])
@@ -220,11 +230,14 @@ class Dense:
         """Are the parameters and the algorithm still what they were?"""
         return self.config == config and self.signature == signature(self.parameters)
 
+    def is_untouched(self) -> bool:
+        """Do all parameters hold the weights that the last step has left?"""
+        return all(map(is_same, self._own(), self._weights))
+
     def adopt(self) -> None:
         """Go on from weights that the user has set since the last step."""
         for parameter, weights, iterate in zip(self._own(), self._weights, self._iterates, strict=True):
-            seen = weights if weights.dtype == parameter.dtype else weights.to(parameter.dtype)
-            if not torch.equal(parameter, seen):
+            if not is_same(parameter, weights):
                 weights.copy_(parameter)
                 iterate.copy_(parameter)
 
@@ -242,16 +255,19 @@ class Dense:
             else:  # the closure has given it another
                 parameter.data = weights.to(parameter.dtype, copy=True)
 
-    def move_to(self, theta: Tensor) -> Tensor:
-        """Let the parameters hold other values, rounded to their precision. Returns what they hold now."""
-        own = self._own()
-        for parameter, values in zip(own, self.views(theta), strict=True):
-            parameter.copy_(values)
-        return theta if not self._coarse else torch.cat([p.detach().reshape(-1) for p in own]).to(theta)
+    def shift(self, delta: Tensor) -> None:
+        """Let the parameters hold θ + δ, rounded to their precision."""
+        for parameter, iterate, offset in zip(self._own(), self._iterates, self.views(delta), strict=True):
+            torch.add(iterate, offset, out=parameter)
+
+    def measure_shift(self, delta: Tensor) -> None:
+        """Let δ be what came out of `shift`."""
+        for parameter, iterate, offset in zip(self._own(), self._iterates, self.views(delta), strict=True):
+            torch.sub(parameter, iterate, out=offset)
 
     def _own(self) -> list[Tensor]:
         """What this process holds of the parameters."""
-        return [local_of(p) for p in self.parameters]
+        return [local_of(p) for p in self.parameters] if self._sharded else self.parameters
 
 
 class Table:
@@ -261,6 +277,7 @@ class Table:
         self.parameter, self.config = parameter, config
         self.signature = signature([parameter])
         self.state = state = states[parameter]
+        self.decoupled = is_decoupled(parameter, state, config)
         for name, dtype in statistics_dtypes(parameter.dtype, config, compact=False).items():
             state[name] = state[name].to(parameter.device, dtype)
         state["seen"] = state["seen"].to(parameter.device)
@@ -275,12 +292,14 @@ class Table:
         self._probed: tuple[Tensor, Tensor] | None = None
         self._version: tuple[int, int] | None = None
 
+    def is_untouched(self) -> bool:
+        """Does the parameter hold the weights that the last step has left? A change through `.data` is not seen."""
+        return self._version in (None, (self.parameter._version, self.parameter.data_ptr()))
+
     def adopt(self) -> None:
-        """Go on from weights that the user has set since the last step, unless it was through `.data`."""
-        version = self.parameter._version, self.parameter.data_ptr()
-        if self._version is not None and version != self._version:
-            for name in {"iterate", "average"} & self.state.keys():
-                self.state[name].copy_(self.parameter)
+        """Go on from weights that the user has set since the last step."""
+        for name in {"iterate", "average"} & self.state.keys():
+            self.state[name].copy_(self.parameter)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -332,7 +351,7 @@ class Table:
             seen=seen,
             totals=self._totals(theta, statistics, width).expand(len(rows), -1).contiguous(),
             lengths=(width,) * len(rows),
-            decoupled=False,
+            decoupled=self.decoupled,
             shards=None,
         )
 
@@ -400,22 +419,21 @@ def signature(parameters: Sequence[Tensor]) -> list[Any]:
     return [(id(p), p.shape, p.dtype, p.device) for p in parameters]
 
 
+def served(storages: list[tuple[dict[str, Any], Storage]], states: dict[Tensor, ParamState]) -> bool:
+    """Do these storages still fit all parameters that have state?"""
+    count = sum(len(storage.parameters) for _, storage in storages)
+    return count == len(states) and all(storage.fits(group["algorithm"]) for group, storage in storages)
+
+
 def arranged(
-    present: list[tuple[dict[str, Any], Storage]],
-    groups: list[dict[str, Any]],
-    states: dict[Tensor, ParamState],
-    compact: bool,
+    groups: list[dict[str, Any]], states: dict[Tensor, ParamState], compact: bool
 ) -> list[tuple[dict[str, Any], Storage]]:
-    """Storages for all parameters that have state: those that are `present`, if they still fit, or new ones."""
-    served = sum(len(storage.parameters) for _, storage in present)
-    if served == len(states) and all(storage.fits(group["algorithm"]) for group, storage in present):
-        return present
+    """Storages for all parameters that have state."""
     wanted = []
     for group in groups:
         sets: dict[Any, list[Tensor]] = {}
         for parameter in group["params"]:
             if states.get(parameter):
-                check_shape(states[parameter], parameter)
                 apart = is_table(states[parameter]) or parameter.numel() >= LARGE
                 kind = is_decoupled(parameter, states[parameter], group["algorithm"])
                 key = parameter.device, parameter.dtype, kind, key_of(parameter)
@@ -430,13 +448,14 @@ def arranged(
     return [(group, storage_of(parameters, group["algorithm"])) for group, parameters in wanted]
 
 
-def check_shape(state: ParamState, parameter: Tensor) -> None:
-    shape = state["grad"].shape
-    if shape != parameter.shape:
-        raise ValueError(
-            f"a parameter changed its shape from {tuple(shape)} to {tuple(parameter.shape)} after it began to learn; "
-            "make a new VSGD for the new parameters"
-        )
+def check_shapes(states: dict[Tensor, ParamState]) -> None:
+    """Parameters that have state must be as large as it is."""
+    for parameter, state in states.items():
+        if state and state["grad"].shape != parameter.shape:
+            raise ValueError(
+                f"a parameter changed its shape from {tuple(state['grad'].shape)} to {tuple(parameter.shape)} after it "
+                "began to learn; make a new VSGD for the new parameters"
+            )
 
 
 def check_parameters(parameters: list[Tensor]) -> None:

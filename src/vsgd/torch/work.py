@@ -16,11 +16,12 @@ from vsgd.tensors import LEAST_NORM, probe_seed
 from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
+from vsgd.torch.loops import BEND, GAIN, OUTLIERS, identity
 from vsgd.torch.noise import StepNoise, of_samples
 from vsgd.torch.replicas import ALONE, Replicas
 from vsgd.torch.shards import is_sharded
 from vsgd.torch.statistics import OTHER_ROWS, SampleTotals, of_dense, of_table
-from vsgd.torch.storage import Dense, Storage
+from vsgd.torch.storage import Dense, Storage, Table
 
 Group = dict[str, Any]
 """A parameter group of the optimizer."""
@@ -52,7 +53,7 @@ def collect(
             if bool(batch.counts.any()):
                 work.append(Work(group, storage, None, storage.block, batch))
         else:
-            found = of_table(storage.parameter, grads, None, totals, replicas)
+            found = of_table(storage, grads, None, totals, replicas)
             if found is not None:
                 work.append(Work(group, storage, found.rows, storage.rows(found.rows), found.batch))
     return work
@@ -70,7 +71,7 @@ def collect_again(
     probed = None if second is None else [e.grads for e in second]
     if isinstance(w.storage, Dense):
         return w._replace(batch=of_dense(w.storage, grads, probed, totals, replicas))
-    found = of_table(w.storage.parameter, grads, probed, totals, replicas)
+    found = of_table(w.storage, grads, probed, totals, replicas)
     if found is None:
         return w._replace(batch=w.batch._replace(counts=w.batch.counts * 0))
     if not torch.equal(found.rows, w.rows):  # type: ignore[arg-type]
@@ -94,10 +95,10 @@ def probe_is_due(work: list[Work]) -> bool:
 def verdict(work: list[Work], losses: list[Tensor]) -> tuple[bool, bool]:
     """Is every number usable, and is a gradient unusually long? Waits for the device."""
     answers = [engine.verdict(w.block, w.batch, w.group["algorithm"], not isinstance(w.storage, Dense)) for w in work]
-    answers += [torch.stack([loss.isfinite(), loss != loss]) for loss in losses]
-    usable, long = torch.stack([answer.to(answers[0].device) for answer in answers]).unbind(1)
-    both = torch.stack([usable.all(), long.any()]).tolist()
-    return bool(both[0]), bool(both[1])
+    usable, long = [each[0] for each in answers], [each[1] for each in answers]
+    flags = [torch.as_tensor(flag, device=losses[0].device) for flag in (*long, *usable, *map(torch.isfinite, losses))]
+    known = torch.stack(flags).tolist()
+    return all(known[len(long) :]), any(known[: len(long)])
 
 
 def probe(w: Work, places: dict[Tensor, int]) -> Work:
@@ -109,31 +110,39 @@ def probe(w: Work, places: dict[Tensor, int]) -> Work:
     if isinstance(w.storage, Dense):
         seeds = torch.tensor([probe_seed(w.group["steps"], places[p]) for p in w.storage.parameters])
         delta = engine.probe(w.block, w.batch, seeds, config)
-        held = w.storage.move_to(w.block.theta + w.storage.back(delta))
-        if w.block.decoupled:
-            return w._replace(delta=delta)
+        w.storage.shift(w.storage.back(delta))
+        if not w.block.decoupled:
+            w.storage.measure_shift(delta)
     else:
         assert w.rows is not None
-        held = w.storage.move_to(w.rows, w.block, w.block.theta + engine.probe(w.block, w.batch, None, config))
-    return w._replace(delta=held - w.block.theta)
+        probed = w.block.theta + engine.probe(w.block, w.batch, None, config)
+        delta = w.storage.move_to(w.rows, w.block, probed) - w.block.theta
+    return w._replace(delta=delta)
 
 
-def take_step(w: Work) -> tuple[Tensor, dict[Tensor, Tensor]]:
+def take_step(w: Work) -> tuple[list[Any], dict[Tensor, Any]]:
     """Learn from the minibatch and move. Returns what `averaging_after` needs, and how many outliers there were."""
-    config, counts = w.group["algorithm"], w.batch.counts
-    steps, outliers = engine.learn(w.block, w.batch, w.delta, float(w.group["lr"]), config)
-    decay = engine.weight_decay(w.block, w.batch.grad, steps, float(w.group["weight_decay"]))
-    if not isinstance(w.storage, Dense):
+    config, counts, storage = w.group["algorithm"], w.batch.counts, w.storage
+    lr, strength = float(w.group["lr"]), float(w.group["weight_decay"])
+    dense = storage if isinstance(storage, Dense) else None
+    weight = engine.averaging_weights(w.block, counts, w.group["averaging"][0] if dense else None, config)
+    if engine.moves_at_once(w.block, counts, strength) and not (dense and dense.rotated()):
+        _, sums = engine.learn(w.block, w.batch, w.delta, lr, config, weight)
+        gains = [sums[:, column].sum() for column in ((GAIN,) if w.delta is None else (GAIN, BEND))]
+    else:
+        steps, sums = engine.learn(w.block, w.batch, w.delta, lr, config)
+        into, back = (dense.into, dense.back) if dense else (identity, identity)
+        bend = [engine.bend(w.block, into)] if w.delta is not None else []
+        decay = engine.weight_decay(w.block, w.batch.grad, steps, strength)
+        gains = [engine.move(w.block, w.batch.plain_grad, back(steps), decay, weight).sum(), *bend]
+    outliers = sums[:, OUTLIERS]
+    if isinstance(storage, Table):
         assert w.rows is not None
-        engine.move(w.block, w.batch.grad, steps, decay, engine.row_averaging_weights(w.block, counts, config))
-        w.storage.store(w.rows, w.block)
-        return torch.zeros(1), {w.storage.parameter: outliers.sum()}
-    weight = engine.averaging_weights(w.block, counts, w.group["averaging"][0], config)
-    bend = [engine.bend(w.block, w.storage.into)] if w.delta is not None else []
-    gain = engine.move(w.block, w.batch.plain_grad, w.storage.back(steps), decay, weight)
-    w.storage.turn(w.batch.plain_grad, counts)
-    w.group["samples"] = float(counts.max())
-    return torch.stack([gain.sum(), *bend]), dict(zip(w.storage.parameters, outliers, strict=True))
+        storage.store(w.rows, w.block)
+        return [0.0], {storage.parameter: outliers.sum()}
+    storage.turn(w.batch.plain_grad, counts)
+    w.group["samples"] = float(counts.max()) or w.group["samples"]
+    return gains, dict(zip(storage.parameters, outliers, strict=True))
 
 
 def noise_of(work: list[Work]) -> StepNoise | None:
@@ -149,7 +158,7 @@ def noise_of(work: list[Work]) -> StepNoise | None:
     return of_samples(sums[0], sums[1], count)
 
 
-def averaging_after(before: list[float], gains: list[Tensor], config: Networks) -> list[float]:
+def averaging_after(before: list[float], gains: list[Any], config: Networks) -> list[float]:
     """Window and advantage of the average of the iterates, and ½ (θ−θ̄)ᵀ|H|(θ−θ̄), which is known after a probe."""
     window, better, bend = before
     bends = [float(each[1]) for each in gains if len(each) > 1]

@@ -90,8 +90,3 @@ def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
         return lookup
     keep = lookup.row != padding
     return Lookup(lookup.sample[keep], lookup.row[keep], lookup.grads[keep], lookup.sparse)
-
-
-def is_counting(index: Tensor) -> bool:
-    """0, 1, 2, …: one number a sample, or positions that all samples share."""
-    return index.dim() == 1 and len(index) > 1 and torch.equal(index, torch.arange(len(index)).to(index))

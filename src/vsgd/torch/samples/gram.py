@@ -10,7 +10,7 @@ from torch import Tensor
 from vsgd.torch.samples.check import placed_total
 from vsgd.torch.samples.reduce import TILE, covering, replayed_grads, single_factors, slices
 from vsgd.torch.samples.replay import Call
-from vsgd.torch.samples.terms import Lookup, Outer, Placed, Term, Terms, written_out
+from vsgd.torch.samples.terms import Lookup, Outer, Placed, Term, Terms, lookups_in, written_out
 
 
 def gram_matrix(terms: Terms, calls: list[Call], count: int) -> Tensor:
@@ -24,7 +24,7 @@ def gram_matrix(terms: Terms, calls: list[Call], count: int) -> Tensor:
 
 
 def parameter_gram(param: Tensor, placed: list[Placed], count: int) -> Tensor:
-    lookups = [item.term for item in placed if isinstance(item.term, Lookup)]
+    lookups = lookups_in(placed)
     if len(lookups) == len(placed):
         # only rows that were looked up take part: number them anew
         rows, place = torch.unique(torch.cat([term.row for term in lookups]), return_inverse=True)

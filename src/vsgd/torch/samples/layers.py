@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vsgd.torch.samples.conv import Size, unfolder
-from vsgd.torch.samples.embedding import bags, is_counting, tokens
+from vsgd.torch.samples.embedding import bags, tokens
 from vsgd.torch.samples.errors import SampleError
 from vsgd.torch.samples.norm import normed_by, per_channel, trailing
 from vsgd.torch.samples.sums import sum_dtype
@@ -93,7 +93,7 @@ def embedding(
     def of_weight(grad: Tensor) -> Term:
         return tokens(index, precise(grad, weight), padding, sparse)
 
-    return Capture(len(index), [(weight, of_weight)], may_be_shared=is_counting(index))
+    return Capture(len(index), [(weight, of_weight)], may_be_shared=len(index) > 1)
 
 
 def embedding_bag(

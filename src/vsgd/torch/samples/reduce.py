@@ -13,7 +13,18 @@ from vsgd.torch.samples.embedding import lookup_sums
 from vsgd.torch.samples.products import summed_products
 from vsgd.torch.samples.replay import Call
 from vsgd.torch.samples.sums import RowSums, SampleSums, add_rows, empty_sums, of_samples, stacked_rows, sum_dtype
-from vsgd.torch.samples.terms import Lookup, Outer, Placed, Rows, Term, Terms, narrowed, rotated, written_out
+from vsgd.torch.samples.terms import (
+    Lookup,
+    Outer,
+    Placed,
+    Rows,
+    Term,
+    Terms,
+    lookups_in,
+    narrowed,
+    rotated,
+    written_out,
+)
 
 TILE = 2**20
 """Numbers in a temporary, whatever the sizes of the batch and of the parameter. A handful live at once."""
@@ -23,7 +34,7 @@ def parameter_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int)
     """The sums of one parameter, from its terms in the first and, if there was one, the second recording."""
     placed = list(chain(*terms))
     if all(isinstance(item.term, Lookup) for item in placed):
-        return lookup_sums(param, [[item.term for item in one if isinstance(item.term, Lookup)] for one in terms])
+        return lookup_sums(param, [lookups_in(one) for one in terms])
     # uses of parts of a parameter may overlap, as when attention is called with and without a separate query
     edges = sorted({0, len(param), *(edge for item in placed for edge in (item.lo, item.hi))})
     blocks = []

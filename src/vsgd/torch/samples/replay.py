@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ class Call:
         self.inputs = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.is_packed = any(isinstance(item, nn.utils.rnn.PackedSequence) for item in args)
         self.random_before = random_state()
+        self.autocast = present_autocast(self.inputs)
         self.outputs: list[Any] = []
         self.grads: dict[int, Tensor] = {}
 
@@ -168,7 +171,8 @@ class Call:
         rest = {key: value for key, value in self.state.items() if key not in wanted}
 
         def forward(values: dict[str, Tensor]) -> dict[int, Tensor]:
-            output = functional_call(self.module, {**rest, **values}, args, kwargs)
+            with self.autocast():
+                output = functional_call(self.module, {**rest, **values}, args, kwargs)
             leaves, _ = pytree.tree_flatten(output)
             return {place: leaves[place] for place in self.grads}
 
@@ -196,6 +200,14 @@ def cut(items: list[Any], axes: list[int | None], samples: slice) -> list[Any]:
 def stacked(rows: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
     rows = list(rows)
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+
+
+def present_autocast(inputs: Iterable[Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """What sets the autocasting of now again, when the user's has ended."""
+    device = next((item.device.type for item in inputs if isinstance(item, Tensor)), "cpu")
+    if not torch.is_autocast_enabled(device):
+        return nullcontext
+    return partial(torch.autocast, device, dtype=torch.get_autocast_dtype(device), cache_enabled=False)
 
 
 def random_state() -> list[Tensor]:

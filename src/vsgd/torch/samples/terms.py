@@ -5,7 +5,7 @@ A parameter is seen as a matrix: its leading axis is the rows, all others are th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,11 @@ class Placed(NamedTuple):
     lo: int
     hi: int
     term: Term
+
+
+def lookups_in(placed: Sequence[Placed]) -> list[Lookup]:
+    """The lookups among these, with rows counted from the beginning of the parameter."""
+    return [item.term._replace(row=item.term.row + item.lo) for item in placed if isinstance(item.term, Lookup)]
 
 
 UNFOLDED_AT_ONCE = 16

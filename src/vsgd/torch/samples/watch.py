@@ -224,10 +224,10 @@ class Watch(TorchFunctionMode):
             self.seen.signature.append((call.name, tuple(tuple(t.shape) for t in tensors(output))))
 
     def refuse_shared_rows(self, output: Any) -> None:
-        """Rows that were looked up at 0, 1, 2, … must each have gone into one sample only.
+        """Rows that were looked up must each have gone into one sample only.
 
-        If half of the samples depend on rows of the other half, the rows are those of positions. Samples are seen in
-        the output of the outermost call, or in the last input of a function if it returns a loss.
+        If half of the samples depend on rows of the other half, all share them, as they do positions. Samples are seen
+        in the output of the outermost call, or in the last input of a function if it returns a loss.
         """
         count = self.seen.count
         found = [t for t in tensors(output) if t.requires_grad and t.dim() and len(t) == count]
@@ -236,8 +236,8 @@ class Watch(TorchFunctionMode):
         for (name, _), rows in self.seen.lookups.items():
             if any(self.mixes(values, rows) for values in found):
                 raise SampleError(
-                    f"the embedding {name!r} was given the positions 0, 1, 2, …, which all samples share, so their "
-                    "gradients arrive already added up; give each sample its own: "
+                    f"the embedding {name!r} was given the positions, or other numbers, that all samples share, so "
+                    "their gradients arrive already added up; give each sample its own: "
                     "torch.arange(length).expand(batch, length)"
                 )
 

@@ -17,10 +17,10 @@ docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutoria
 	$(BIN)/sphinx-build -W --keep-going -q docs site
 	cp report/index.html site/report.html
 
-test: lint  ## everything but the slow tests
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow"
+test: lint  ## everything but the slow tests, with the same random cases each time
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci
 
-test-all: lint
+test-all: lint  ## the slow tests too, with new random cases
 	$(BIN)/pytest -q
 
 fuzz: $(VENV)/.test  ## damaged files without end and kills at random; SEED=7 for others

@@ -54,4 +54,4 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@ $(VENV)/.run
 
 clean:
-	rm -rf $(VENV) report site
+	rm -rf $(VENV) .cache report site

@@ -2,8 +2,8 @@
 
 The functions stay undecorated, so `import vsgd` is light and one text serves all array libraries. `compiled` registers
 what a function calls with `numba.extending.register_jitable`. `kept` also keeps the machine code on disk, in a folder
-whose name depends on the text of everything that the function reaches. That cache is optional in every sense: if it
-cannot be read or written, the function is compiled anew, with one warning.
+whose name depends on the text of everything that the function reaches and on the types of the arguments. That cache is
+optional in every sense: if it cannot be read or written, the function is compiled anew, with one warning.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ def register(function: Callable[..., Any]) -> None:
         register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
 
 
-@functools.cache
-def compiled(function: Callable[..., Any], cache: bool = False) -> Any:
-    """Compile a plain function of this package together with the plain functions that it calls.
+def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:
+    """Compiles a plain function of this package, and the plain functions that it calls, for each type of arguments.
 
     Compiled code is free of the interpreter lock, so loops run side by side in ordinary threads.
     """
@@ -117,6 +116,10 @@ def compiled(function: Callable[..., Any], cache: bool = False) -> Any:
         if callee is not function:
             register(callee)
     return numba.njit(function, nogil=True, error_model="numpy", cache=cache)
+
+
+compiled = functools.cache(dispatcher_of)
+"""A plain function, compiled when it is called."""
 
 
 # --- machine code on disk -----------------------------------------------------------------------------------------
@@ -218,98 +221,93 @@ def announced(message: str) -> Iterator[None]:
         timer.cancel()
 
 
+def code_for(dispatcher: Any, signature: tuple[Any, ...]) -> Any:
+    """Machine code for these types of arguments: loaded if the dispatcher has a cache that holds it, else compiled."""
+    dispatcher.compile(signature)
+    if signature not in dispatcher.overloads:
+        raise OSError("it has machine code for other types of arguments")
+    return dispatcher.overloads[signature]
+
+
+def caching(function: Callable[..., Any], folder: Path) -> Any:
+    """A dispatcher with this folder as its cache."""
+    import numba
+
+    config: Any = numba.config
+    with NUMBA_SETTINGS:
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
+        try:
+            dispatcher = dispatcher_of(function, cache=True)
+        finally:
+            config.CACHE_DIR = before
+    if folder not in Path(dispatcher.stats.cache_path).parents:
+        raise PermissionError(f"{folder} cannot be written")  # numba chose a folder of its own
+    return dispatcher
+
+
+def load_or_compile(function: Callable[..., Any], text: str, signature: tuple[Any, ...]) -> Any:
+    """Machine code of a function with this digest of its text, from the disk or for it, if possible.
+
+    Each type of arguments has a folder of its own. Numba would keep an index of several, and processes that add to it
+    at once may leave one that gives a type of arguments the machine code of another.
+    """
+    from numba.core.errors import NumbaError
+
+    message = f"vsgd: compiling {function.__name__} for this processor"
+    try:
+        types_digest = hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
+        folder = open_folder(f"{function.__name__}-{text}-{types_digest}")
+        dispatcher = caching(function, folder)
+    except (OSError, RuntimeError) as error:
+        with announced(f"{message}; the result cannot be kept ({error})"):
+            return code_for(dispatcher_of(function), signature)
+    is_there = any(machine_code(folder))  # to load it is nothing to announce
+    notice = contextlib.nullcontext() if is_there else announced(f"{message}, once; later runs take it from the cache")
+    try:
+        with notice, alone_in(folder):
+            return code_for(dispatcher, signature)
+    except NumbaError:
+        raise
+    except Exception as error:  # whatever a file can raise that was neither written nor read as it should
+        warnings.warn(f"the cache of compiled code in {folder} is not usable ({error}); compiling anew", stacklevel=5)
+        if not isinstance(error, BlockingIOError):
+            with contextlib.suppress(OSError), locked(folder):
+                clear(folder)
+        with announced(message):
+            return code_for(dispatcher_of(function), signature)
+
+
 class Kernel:
     """A compiled function whose machine code is kept on disk where that is possible."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
-        self.folder: Path | None = None
-        """Where the machine code is kept, once it has been called; None if nowhere."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._dispatcher: Any = None
 
     def __call__(self, *args: Any) -> Any:
         if self._dispatcher is None:
             with self._lock:
                 if self._dispatcher is None:
-                    self._dispatcher = self._open(args)
-        try:
-            return self._dispatcher(*args)
-        except OSError as error:  # not the function's: machine code for other types of arguments could not be kept
-            self._dispatcher = self._do_without(error)
-            return self._dispatcher(*args)
+                    self._dispatcher = self._open()
+        return self._dispatcher(*args)
 
-    def _open(self, args: tuple[Any, ...]) -> Any:
-        """Load the machine code for arguments like these, or compile it."""
-        import numba
+    def _open(self) -> Any:
+        """A dispatcher that takes machine code from the disk, for each type of arguments that it meets."""
+        function, text = self.function, digest(self.function)
+        if inspect.getclosurevars(function).nonlocals:
+            # processes may compile it with other constants, and one load both: a name would mean two functions
+            function.__qualname__ = f"{function.__name__}_{text}"
+        dispatcher = dispatcher_of(function)
 
-        message = f"vsgd: compiling {self.function.__name__} for this processor"
-        try:
-            name = f"{self.function.__name__}-{digest(self.function)}"
-            if inspect.getclosurevars(self.function).nonlocals:
-                # processes may compile it with other constants, and one load both: a name would mean two functions
-                self.function.__qualname__ = name.replace("-", "_")
-            self.folder = open_folder(name)
-            dispatcher = self._caching(self.folder)
-            message += ", once; later runs take it from the cache"
-        except (OSError, RuntimeError) as error:
-            self.folder = None
-            dispatcher = compiled(self.function)
-            message += f"; the result cannot be kept ({error})"
-        type_of: Any = numba.typeof
-        signature = tuple(map(type_of, args))
-        is_there = self.folder is not None and any(machine_code(self.folder))  # to load it is nothing to announce
-        with contextlib.nullcontext() if is_there else announced(message):
-            try:
-                dispatcher.compile(signature)
-            except numba.core.errors.NumbaError:
-                raise
-            except Exception as error:  # whatever a file can raise that was neither written nor read as it should
-                if self.folder is None:
-                    raise
-                dispatcher = self._do_without(error)
-                dispatcher.compile(signature)
-        return dispatcher
-
-    def _caching(self, folder: Path) -> Any:
-        """The function compiled by numba with this folder as its cache."""
-        import numba
-
-        config: Any = numba.config
-        with NUMBA_SETTINGS:
-            before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
-            try:
-                dispatcher = compiled(self.function, cache=True)
-            finally:
-                config.CACHE_DIR = before
-        if folder not in Path(dispatcher.stats.cache_path).parents:
-            raise PermissionError(f"{folder} cannot be written")  # numba chose a folder of its own
-        compile_for = functools.partial(type(dispatcher).compile, dispatcher)
-
-        def compile_alone(signature: tuple[Any, ...]) -> Any:
-            """Numba reads its index of files, adds to it and writes it, with nothing to keep other processes from that.
-
-            Two that do so at once may leave an index that gives one type of arguments the machine code of another.
-            """
-            with alone_in(folder):
-                entry = compile_for(signature)
+        def compile_once(signature: tuple[Any, ...]) -> Any:
+            with self._lock:
                 if signature not in dispatcher.overloads:
-                    raise OSError("it has machine code for other types of arguments")
-                return entry
+                    dispatcher.add_overload(load_or_compile(function, text, signature))
+                return dispatcher.overloads[signature].entry_point
 
-        dispatcher.compile = compile_alone  # which every call with new types of arguments ends in
+        dispatcher.compile = compile_once  # which every call with new types of arguments ends in
         return dispatcher
-
-    def _do_without(self, error: Exception) -> Any:
-        """The function compiled without a cache, because reading or writing it has failed."""
-        warnings.warn(
-            f"the cache of compiled code in {self.folder} is not usable ({error}); compiling anew", stacklevel=4
-        )
-        if self.folder is not None and not isinstance(error, BlockingIOError):
-            with contextlib.suppress(OSError), locked(self.folder):
-                clear(self.folder)
-        self.folder = None
-        return compiled(self.function)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from closures import closure_of
 from torch import nn
 
 from vsgd import COLUMNS, PAPER
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, is_probing
 
 X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
 Y = X[:, :3].argmax(1)
@@ -286,6 +286,7 @@ def run_interrupted(rounds: int) -> int:
             except KeyboardInterrupt:
                 interrupted += 1
             assert torch.is_grad_enabled()
+            assert not is_probing()
             twin_opt.step(closure_of(twin_opt, lambda twin=twin: F.cross_entropy(twin(X), Y)))
             after, whole = ((m.state_dict(), o.state_dict()["state"]) for m, o in ((model, opt), (twin, twin_opt)))
             assert equal(after, before) or equal(after, whole), "a step was left half-done"

@@ -130,7 +130,7 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
 
 
 def without_grad(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.no_grad()`, but an interrupt in the midst of switching leaves gradients enabled as they were."""
+    """`torch.no_grad()`, but an interrupt in the midst of switching leaves this, and `is_probing`, as they were."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -139,7 +139,9 @@ def without_grad(function: Callable[P, T]) -> Callable[P, T]:
             with torch.no_grad():
                 return function(*args, **kwargs)
         except BaseException:
-            torch.set_grad_enabled(enabled)
+            with signals_deferred():
+                torch.set_grad_enabled(enabled)
+                _PROBING.set(False)
             raise
 
     return call
@@ -226,8 +228,8 @@ class Replay:
         random_after = self._random_state()
         self._set_random_state(self._random_before)
         torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
-        token = _PROBING.set(True)
         try:
+            _PROBING.set(True)
             with saving_buffers() as saved, torch.enable_grad():
                 try:
                     return self._closure()
@@ -240,7 +242,7 @@ class Replay:
                 raise RuntimeError(SCALER) from error
             raise
         finally:
-            _PROBING.reset(token)
+            _PROBING.set(False)
             self._set_random_state(random_after)
 
     def undo(self) -> None:

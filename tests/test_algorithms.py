@@ -178,6 +178,38 @@ class TestNetworks:
             assert networks.evaluation_point(theta, state) == pytest.approx(average)
         assert abs(theta) < abs(average) < 1
 
+    def test_the_average_reaches_back_over_a_share_of_all_steps(self):
+        """However little it helps."""
+        state = networks.Averaging(window=100.0, advantage=-1.0)
+        for _ in range(200):
+            state = networks.averaging(state, -1.0, 1000)
+        assert state.window == NETWORKS.window_share * 1000
+        for _ in range(200):
+            state = networks.averaging(state, -1.0, 20)
+        assert state.window == NETWORKS.min_window
+
+    @pytest.mark.parametrize(("noise", "factor"), [(0.0, 4.0), (10.0, 1.0)])
+    def test_rates_rise_while_noise_costs_less_than_is_gained(self, noise, factor):
+        state = networks.Progress(recent=0.0, earlier=0.0, rate_factor=2.0)
+        for step in range(1000):
+            state = networks.progress(state, 100.0 - step / 100, noise, step)
+        assert state.rate_factor == factor
+        assert 0.5 < state.earlier - state.recent < 2  # of the ten by which the loss has fallen
+
+    def test_rates_fall_back_where_the_loss_does_not_fall(self):
+        state = networks.Progress(recent=0.0, earlier=0.0, rate_factor=4.0)
+        for step in range(1000):
+            state = networks.progress(state, 1.0, 1e-6, step)
+        assert state.rate_factor == 1
+
+    def test_the_unit_of_the_loss_does_not_matter_to_rates(self):
+        plain = scaled = networks.Progress(recent=0.0, earlier=0.0, rate_factor=1.0)
+        for step in range(300):
+            loss, noise = 3 / (step + 10), 0.02 * (step % 7 == 0)
+            plain = networks.progress(plain, loss, noise, step)
+            scaled = networks.progress(scaled, 1e12 * loss, 1e12 * noise, step)
+        assert plain.rate_factor == scaled.rate_factor > 1
+
     def test_curvature_is_shrunk_towards_the_mean_of_the_tensor(self):
         """A flat coordinate in a curved tensor takes a step that the tensor's curvature allows."""
         flat = Moments(grad=1.0, grad_sq=1.0, curv=0.0, curv_sq=0.0)

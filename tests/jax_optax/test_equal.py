@@ -151,7 +151,8 @@ def test_steps_equal_those_of_torch(case, rows_are_samples):
         @jax.jit
         def step(params, state, batch):
             grad_fn = samples(batch) if rows_are_samples else lambda p: jax.grad(squared_error)(p, batch)
-            updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn)
+            loss = squared_error(params, batch)
+            updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn, value=loss)
             return optax.apply_updates(params, updates), state
 
         errors = []

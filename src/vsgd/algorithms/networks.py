@@ -10,6 +10,7 @@
    `limited_step`.
 7. The weights to evaluate are an average of the iterates that reaches back as far as that helps: `averaging`.
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
+9. Rates exceed what is optimal for a single step while the noise of the iterates costs less than is gained: `progress`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
 `vsgd.eigenbasis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
@@ -41,7 +42,15 @@ from vsgd.core import (
 from vsgd.core import State as CoreState
 
 
-@checked(memory=1, min_memory_cap=1, probe_interval=1, variance_inflation=1, probe_scale=1e-6, min_window=1)
+@checked(
+    memory=1,
+    min_memory_cap=1,
+    probe_interval=1,
+    variance_inflation=1,
+    probe_scale=1e-6,
+    min_window=1,
+    max_rate_factor=1,
+)
 class Networks(NamedTuple):
     """The constants of the default for networks. None is meant to be tuned per problem.
 
@@ -60,9 +69,11 @@ class Networks(NamedTuple):
         shrinkage: weight with which the mean curvature of a tensor enters that of each of its coordinates.
         grad_clip: a gradient is cut at this many times its root mean square so far.
         step_limit: a coordinate steps no further than this many probes.
-        min_window: the average of the iterates reaches back at least this many steps.
+        min_window: the average of the iterates reaches back at least this many steps,
+        window_share: and at least this share of all steps.
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
         eigenbasis: whether coordinates are decoupled where that is cheap.
+        max_rate_factor: rates are at most this many times those that are optimal for a single step.
     """
 
     epsilon: float = 1e-36
@@ -79,8 +90,10 @@ class Networks(NamedTuple):
     grad_clip: float = 3.0
     step_limit: float = 3.0
     min_window: float = 5.0
+    window_share: float = 0.05
     average_iterates: bool = True
     eigenbasis: bool = True
+    max_rate_factor: float = 4.0
 
 
 NETWORKS = Networks()
@@ -106,20 +119,31 @@ class Averaging(NamedTuple):
     """Moving average of what the average of the iterates is better by than the newest, f(θ) − f(θ̄)."""
 
 
+class Progress(NamedTuple):
+    """How fast the loss falls, and what rates are multiplied by meanwhile."""
+
+    recent: Array
+    """The loss of minibatches, averaged over about the last tenth of all steps."""
+    earlier: Array
+    """The same over about the last quarter."""
+    rate_factor: Array
+
+
 class State(NamedTuple):
-    """`core.State`, the average θ̄ of the iterates, and the length scale of a tensor of one coordinate."""
+    """`core.State`, the average θ̄ of the iterates, the length scale of a tensor of one coordinate, and its steps."""
 
     inner: CoreState
     average: Array
     averaging: Averaging
     scale: Array
+    steps: Array
 
 
 def init(theta: Array, config: Networks = NETWORKS) -> State:
     """The state before the first sample, shaped like `theta`; each entry is a tensor of its own."""
     zero = abs(theta - theta)
     inner = zero_state(theta, config.memory)
-    return State(inner, theta, Averaging(zero + config.min_window, zero), length_scale(zero, theta, config))
+    return State(inner, theta, Averaging(zero + config.min_window, zero), length_scale(zero, theta, config), zero)
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------
@@ -251,26 +275,45 @@ def row_averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS)
     return square_root(count / (earlier + count + (count == 0)))
 
 
-def averaging(state: Averaging, gain: Array, config: Networks = NETWORKS) -> Averaging:
-    """After a step: reach further back as long as the average of the iterates has been better than the newest one.
+def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NETWORKS) -> Averaging:
+    """After so many `steps`: reach further back as long as the average of the iterates is better than the newest one.
 
     `gain` is f(θ) − f(θ̄) to second order, ∇·(θ − θ̄) − ½ (θ−θ̄)ᵀ|H|(θ−θ̄), over all coordinates. Without noise it is
     negative, and the window stays short; in stationary noise the window grows with time; under drift it shrinks again.
+    The error of h̄^fd makes |H| too large, so the window never shrinks below a small share of all steps.
     """
     least = config.min_window + 0 * state.window
     better = ema(state.advantage, gain, 1 / larger(state.window, least + least))
     window = state.window + (better > 0) * 0.5 - (better <= 0) * 1.0
-    return Averaging(larger(window, least), better)
+    return Averaging(larger(larger(window, least), config.window_share * steps), better)
+
+
+def progress(state: Progress, loss: Array, noise: Array, steps: Array, config: Networks = NETWORKS) -> Progress:
+    """After a minibatch of this `loss`, with so many `steps` before it: let rates rise while that pays.
+
+    The rate that is optimal for one step is too small over many: it pays for noise at once, while slow coordinates pay
+    back later (Wu et al. 2018). So rates rise as long as the `noise` of the iterates, ½ (θ−θ̄)ᵀ|H|(θ−θ̄), is less than
+    what the loss has fallen by lately, and fall back twice as fast where it is more.
+    """
+    recent = ema(state.recent, loss, 9 / (steps + 9))
+    earlier = ema(state.earlier, loss, 3 / (steps + 3))
+    pays = noise < earlier - recent
+    factor = state.rate_factor * (1 + pays * 0.003 - (pays == 0) * 0.006)
+    return Progress(recent, earlier, clip(larger(factor, 1 + 0 * factor), config.max_rate_factor))
 
 
 def update(theta: Array, state: State, batch: Moments, count: Array, config: Networks) -> tuple[Array, State, Info]:
-    """One step of a tensor of one coordinate, whose batch has its averages so far where it was not probed."""
+    """One step of a tensor of one coordinate, whose batch has its averages so far where it was not probed.
+
+    The loss is not known here, so rates are those for a single step.
+    """
     mean = state.inner.mean
     size = probe_size(state.scale, config)
     tensor = context(abs(mean.curv), mean.curv_sq, abs(mean.grad), square_root(mean.grad_sq), size, config)
     inner, info = learn(state.inner, batch, count, config, tensor, True)
     off = theta - state.average
-    new = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), config)
+    steps = state.steps + (count > 0)
+    new = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), steps, config)
     window = ema(state.averaging.window, new.window, count > 0)
     better = ema(state.averaging.advantage, new.advantage, count > 0)
     theta = theta - limited_step(info.rate, batch.grad, mean.grad_sq, tensor)
@@ -278,7 +321,7 @@ def update(theta: Array, state: State, batch: Moments, count: Array, config: Net
     weight = (count > 0) * (started / state.averaging.window + (started == 0))
     average = ema(state.average, theta, weight)
     scale = length_scale(state.scale, theta, config)
-    return theta, State(inner, average, Averaging(window, better), scale), info
+    return theta, State(inner, average, Averaging(window, better), scale, steps), info
 
 
 def evaluation_point(theta: Array, state: State) -> Array:

@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from vsgd import eigenbasis
 from vsgd.algorithms import networks, paper
-from vsgd.algorithms.networks import Averaging, Networks
+from vsgd.algorithms.networks import Averaging, Networks, Progress
 from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments, descend, ema, measured_curvature
 from vsgd.core import State as CoreState
@@ -59,6 +59,7 @@ class State(NamedTuple):
     averaging: Averaging
     bend: Array
     """½ (θ−θ̄)ᵀ|H|(θ−θ̄), as it was at the last probe."""
+    progress: Progress
     probed: Array
     """Did the last step probe? Length scales are measured after that."""
 
@@ -134,20 +135,25 @@ def take_step(
         lambda: measure(work, state, params, grad_fn, count, config),
         lambda: ([(w.state.mean.curv, w.state.mean.curv_sq, w.totals.probe_size) for w in work], usable),
     )
-    learned = [learn(w, curvature, count * usable, config) for w, curvature in zip(work, probed, strict=True)]
+    factor = state.progress.rate_factor
+    learned = [learn(w, curvature, count * usable, factor, config) for w, curvature in zip(work, probed, strict=True)]
     new_bend = lax.cond(due, lambda: bend(work, learned, state), lambda: state.bend)
     bases, means = turn_bases(work, learned, state, usable)
-    averaging = state.averaging
+    averaging, progress = state.averaging, state.progress
     if isinstance(config, Networks) and state.average is not None:
         gain = total(jnp.sum(w.plain_grad * (w.theta - w.average)) for w in work)
-        averaging = networks.averaging(averaging, gain - new_bend, config)
-        averaging = jax.tree.map(functools.partial(jnp.where, usable), averaging, state.averaging)
+        averaging = networks.averaging(averaging, gain - new_bend, state.step + 1, config)
         weight = usable * averaging_weight(state.seen, state.averaging.window, config)
+        if value is not None:
+            progress = networks.progress(progress, value, new_bend, state.step, config)
     else:
         weight = state.weight
 
     def tree(leaves: Iterable[Any]) -> Params:
         return structure.unflatten(leaves)
+
+    def if_usable(new: Array, old: Array) -> Array:
+        return jnp.where(usable, new, old).astype(old.dtype)
 
     moves = (move(w, each.step, strength) for w, each in zip(work, learned, strict=True))
     updates = [move.astype(w.tensor.dtype) for w, move in zip(work, moves, strict=True)]
@@ -164,8 +170,9 @@ def take_step(
         basis=Basis(*(tree(basis[k] for basis in bases) for k in range(len(Basis._fields)))),
         average=None if state.average is None else tree(w.average for w in work),
         weight=weight.astype(state.weight.dtype),
-        averaging=jax.tree.map(lambda new, old: new.astype(old.dtype), averaging, state.averaging),
-        bend=jnp.where(usable, new_bend, state.bend).astype(state.bend.dtype),
+        averaging=jax.tree.map(if_usable, averaging, state.averaging),
+        bend=if_usable(new_bend, state.bend),
+        progress=jax.tree.map(if_usable, progress, state.progress),
         probed=jnp.where(usable, due, state.probed),
     )
 
@@ -297,8 +304,10 @@ def differences(work: list[Local], first: Params, second: Params) -> tuple[list[
 # --- learning -----------------------------------------------------------------------------------------------------
 
 
-def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, config: Config) -> Learned:
+def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, factor: Array, config: Config) -> Learned:
     """Learn from the minibatch, whose curvature is that of the averages so far if it was not measured.
+
+    Rates are multiplied by `factor`.
 
     A count of 0 changes nothing, whatever the gradient is.
     """
@@ -311,7 +320,7 @@ def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, config: 
     grad_sq = grad * grad if w.grad_sq is None else jnp.where(count > 0, w.grad_sq, 0)
     batch = Moments(grad, grad_sq, curv, curv_sq)
     new, info = learn_of(config, w.tensor.decoupled)(state, batch, count, config, shared)
-    step = networks.limited_step(info.rate, grad, state.mean.grad_sq, shared)
+    step = networks.limited_step(factor.astype(info.rate.dtype) * info.rate, grad, state.mean.grad_sq, shared)
     mean = new.mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
     rounded = w._replace(mean=mean).state.mean
     totals = totals._replace(

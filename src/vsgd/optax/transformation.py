@@ -11,7 +11,7 @@ import optax
 from jax import Array
 
 from vsgd.algorithms.base import require
-from vsgd.algorithms.networks import NETWORKS, Averaging, Networks
+from vsgd.algorithms.networks import NETWORKS, Averaging, Networks, Progress
 from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments, ema
 from vsgd.eigenbasis import Basis
@@ -32,8 +32,8 @@ def vsgd(
     `per_sample` every row of the minibatch is a sample; otherwise the minibatch is. A step whose gradients are not
     finite changes nothing but `State.skipped`. What `eval_params` returns are the weights to evaluate and save.
 
-    `update` also takes `value`, the loss, as other transformations do. It gives a length scale to parameters that are
-    all zero at the start, and is not needed otherwise.
+    `update` also takes `value`, the loss, as other transformations do. With it rates may exceed those for a single step
+    while the loss falls fast, and parameters that are all zero at the start have a length scale. It may be left out.
 
     Args:
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
@@ -101,6 +101,7 @@ def new_state(params: Params, tensors: list[Tensor], config: Config) -> State:
         weight=number(1),
         averaging=Averaging(number(window), number(0)),
         bend=number(0),
+        progress=Progress(number(0), number(0), number(1)),
         probed=jnp.ones((), bool),
     )
 

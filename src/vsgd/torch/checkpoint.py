@@ -97,6 +97,7 @@ def check_options(group: dict[str, Any], place: int) -> None:
     """Every option of a group must be there and possible; others, as those of schedulers, may be there too."""
     kinds = {**dict.fromkeys(COUNTS, is_count), **dict.fromkeys(SETTINGS, is_setting)}
     kinds |= {**dict.fromkeys(NUMBERS, is_number), "maximize": is_truth, "averaging": is_averaging}
+    kinds |= {"progress": is_progress}
     for name, is_possible in kinds.items():
         if name not in group:
             raise refused(f"the state is of an earlier version, or damaged: group {place} has no {name!r}")
@@ -126,7 +127,16 @@ def is_setting(value: Any) -> bool:
 
 def is_averaging(value: Any) -> bool:
     """Window, advantage and bend of the average of the iterates."""
-    return isinstance(value, list) and len(value) == 3 and all(map(is_number, value)) and value[0] >= 1
+    return are_three_numbers(value) and value[0] >= 1
+
+
+def is_progress(value: Any) -> bool:
+    """Two averages of the loss, and what rates are multiplied by."""
+    return are_three_numbers(value) and bool(1 <= value[2] <= UNLIMITED)
+
+
+def are_three_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(map(is_number, value))
 
 
 def algorithm_of(saved: dict[str, Any], place: int) -> Config:

@@ -14,6 +14,7 @@ from vsgd.torch.basis import describe
 from vsgd.torch.engine import rates, state_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
 from vsgd.torch.storage import block_of
+from vsgd.torch.work import rate_factor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,7 +105,7 @@ def diagnose(
                     name=names[index] if names else f"group {number}, parameter {index}",
                     coordinates=len(block.theta),
                     basis=describe(parameter, states[parameter]) if uses_basis else "as it is",
-                    rate=_quantiles(rates(block, group["samples"], config) * float(group["lr"])),
+                    rate=_quantiles(rates(block, group["samples"], config) * rate_factor(group)),
                     memory=_quantiles(state.memory),
                     signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
                     outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),

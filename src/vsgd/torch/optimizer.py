@@ -16,7 +16,7 @@ from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.tensors import Config
+from vsgd.tensors import Config, averages_iterates
 from vsgd.torch import basis
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.closure import (
@@ -52,7 +52,6 @@ from vsgd.torch.storage import (
 )
 from vsgd.torch.work import (
     Work,
-    averaging_after,
     collect,
     collect_again,
     distance_to_go,
@@ -60,6 +59,7 @@ from vsgd.torch.work import (
     noise_of,
     probe,
     probe_is_due,
+    settle,
     take_step,
     verdict,
 )
@@ -164,6 +164,7 @@ class VSGD(Optimizer):
             "samples": 1.0,
             "gradient_flops": 0.0,
             "averaging": [NETWORKS.min_window, 0.0, 0.0],
+            "progress": [0.0, 0.0, 1.0],
         }
         super().__init__(params, defaults)
 
@@ -214,7 +215,7 @@ class VSGD(Optimizer):
             first += [self._evaluate(replay.first, scaler, closures=len(replays)) for replay in replays]
             work = self._learn_from(first, replays, scaler)
             with signals_deferred():
-                self._update(work)
+                self._update(work, self._objective(first))
                 self._close()
                 taken = True
         except BaseException as error:
@@ -227,7 +228,7 @@ class VSGD(Optimizer):
             self._skip(first[0].loss)
         finally:
             mark_gradients(self._parameters())
-        return first[0].loss if len(first) == 1 else torch.stack([e.loss for e in first]).mean()
+        return mean_loss(first)
 
     def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Any:
         """The short form of `step`, for functions that only return the loss. Gradients are computed here.
@@ -390,13 +391,14 @@ class VSGD(Optimizer):
             scaler.unscale_(self)
         raise NotFinite
 
-    def _update(self, work: list[Work]) -> None:
+    def _update(self, work: list[Work], loss: Tensor) -> None:
         """Take the step."""
-        self._settle_averaging()
+        self._settle()
         for w in work:
             gains, outliers = take_step(w)
             self._gains.setdefault(id(w.group), []).append(gains)
             self._outliers.update(outliers)
+        self._loss = loss
         self.step_noise: StepNoise | None = noise_of(work)
         if self.step_noise is not None:
             self._noise: Noise = observe(self._noise, self.step_noise.variance, self.step_noise.signal)
@@ -406,12 +408,17 @@ class VSGD(Optimizer):
             group["steps"] += 1
             group["skipped_in_a_row"] = 0
 
-    def _settle_averaging(self) -> None:
-        """Let the windows of the averages follow the last step; only now, so as not to wait for a device then."""
+    def _objective(self, first: list[Evaluation]) -> Tensor:
+        """The loss in the unit of the gradients that are learned from: a mean over rows, if these are the samples."""
+        is_sum = self._recorder is not None and self._reduction == "sum"
+        return mean_loss(first) / (first[0].recording.count if is_sum else 1)
+
+    def _settle(self) -> None:
+        """Let averages and rates follow the last step; only now, so as not to wait for a device then."""
         for group in self.param_groups:
             gains = self._gains.pop(id(group), None)
-            if gains and isinstance(group["algorithm"], Networks):
-                group["averaging"] = averaging_after(group["averaging"], gains, group["algorithm"])
+            if gains and averages_iterates(group["algorithm"]):
+                settle(group, gains, float(self._loss) * (-1 if group["maximize"] else 1))
 
     def _skip(self, loss: Tensor) -> None:
         """Leave a step out; too many in a row are an error."""
@@ -460,9 +467,10 @@ class VSGD(Optimizer):
         self.step_noise = None
         """Of the last step that was taken, if it had several samples."""
         self._gains: dict[int, list[list[Any]]] = {}
+        self._loss = torch.zeros(())
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle_averaging()
+        self._settle()
         kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples", "_reduce_dtype")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
@@ -531,7 +539,7 @@ class VSGD(Optimizer):
 
         Sharded parameters have one before their first step too, for `torch.distributed.checkpoint` to load into.
         """
-        self._settle_averaging()
+        self._settle()
         saved = super().state_dict()
         for own, group in zip(self.param_groups, saved["param_groups"], strict=True):
             for p, index in zip(own["params"], group["params"], strict=True):
@@ -558,6 +566,10 @@ def own_gradient(grad: Tensor, scale: float) -> Tensor:
         return grad.detach() / scale
     is_part = not grad.is_sparse and grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
     return grad.detach().clone() if is_part else grad.detach()
+
+
+def mean_loss(evaluations: list[Evaluation]) -> Tensor:
+    return evaluations[0].loss if len(evaluations) == 1 else torch.stack([e.loss for e in evaluations]).mean()
 
 
 def scale_of(scaler: Any) -> float:

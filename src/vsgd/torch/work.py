@@ -123,7 +123,7 @@ def probe(w: Work, places: dict[Tensor, int]) -> Work:
 def take_step(w: Work) -> tuple[list[Any], dict[Tensor, Any]]:
     """Learn from the minibatch and move. Returns what `averaging_after` needs, and how many outliers there were."""
     config, counts, storage = w.group["algorithm"], w.batch.counts, w.storage
-    lr, strength = float(w.group["lr"]), float(w.group["weight_decay"])
+    lr, strength = rate_factor(w.group), float(w.group["weight_decay"])
     dense = storage if isinstance(storage, Dense) else None
     weight = engine.averaging_weights(w.block, counts, w.group["averaging"][0] if dense else None, config)
     if engine.moves_at_once(w.block, counts, strength) and not (dense and dense.rotated()):
@@ -158,14 +158,24 @@ def noise_of(work: list[Work]) -> StepNoise | None:
     return of_samples(sums[0], sums[1], count)
 
 
-def averaging_after(before: list[float], gains: list[Any], config: Networks) -> list[float]:
-    """Window and advantage of the average of the iterates, and ½ (θ−θ̄)ᵀ|H|(θ−θ̄), which is known after a probe."""
-    window, better, bend = before
+def rate_factor(group: Group) -> float:
+    """What rates are multiplied by."""
+    return float(group["lr"]) * float(group["progress"][2])
+
+
+def settle(group: Group, gains: list[Any], loss: float) -> None:
+    """Let window and rates follow the last step: gains of `take_step`, and the loss, which is to become less.
+
+    ½ (θ−θ̄)ᵀ|H|(θ−θ̄) is known after a probe, and kept until the next.
+    """
+    config, steps, (window, better, bend) = group["algorithm"], group["steps"], group["averaging"]
     bends = [float(each[1]) for each in gains if len(each) > 1]
     bend = sum(bends) if bends else bend
     gain = sum(float(each[0]) for each in gains) - bend
-    state = networks.averaging(networks.Averaging(window, better), gain, config)
-    return [float(state.window), float(state.advantage), bend]
+    averaging = networks.averaging(networks.Averaging(window, better), gain, steps, config)
+    group["averaging"] = [float(averaging.window), float(averaging.advantage), bend]
+    progress = networks.progress(networks.Progress(*group["progress"]), loss, bend, steps - 1, config)
+    group["progress"] = [float(number) for number in progress]
 
 
 def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0) -> None:

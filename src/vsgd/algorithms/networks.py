@@ -288,16 +288,16 @@ def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NE
     return Averaging(larger(larger(window, least), config.window_share * steps), better)
 
 
-def progress(state: Progress, loss: Array, noise: Array, steps: Array, config: Networks = NETWORKS) -> Progress:
+def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Networks = NETWORKS) -> Progress:
     """After a minibatch of this `loss`, with so many `steps` before it: let rates rise while that pays.
 
     The rate that is optimal for one step is too small over many: it pays for noise at once, while slow coordinates pay
-    back later (Wu et al. 2018). So rates rise as long as the `noise` of the iterates, ½ (θ−θ̄)ᵀ|H|(θ−θ̄), is less than
-    what the loss has fallen by lately, and fall back twice as fast where it is more.
+    back later (Wu et al. 2018). So rates rise as long as `bend`, ½ (θ−θ̄)ᵀ|H|(θ−θ̄), which is what noise costs, is less
+    than the loss has fallen by lately, and fall back twice as fast where it is more.
     """
     recent = ema(state.recent, loss, 9 / (steps + 9))
     earlier = ema(state.earlier, loss, 3 / (steps + 3))
-    pays = noise < earlier - recent
+    pays = bend < earlier - recent
     factor = state.rate_factor * (1 + pays * 0.003 - (pays == 0) * 0.006)
     return Progress(recent, earlier, clip(larger(factor, 1 + 0 * factor), config.max_rate_factor))
 

@@ -331,3 +331,14 @@ def test_a_checkpoint_has_the_factor_of_the_rates():
     broken["param_groups"][0]["progress"] = [0.0, 0.0, 0.5]
     with pytest.raises(ValueError, match="'progress' of group 0 is"):
         other.load_state_dict(broken)
+
+
+def test_rates_stay_where_a_table_learns():
+    """How much noise its rows have is not known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True, mode="mean"), nn.Linear(4, 1))
+    opt = VSGD(model.parameters())
+    rows, target = torch.randint(10, (16, 3)), torch.randn(16, 1)
+    for _ in range(100):
+        opt.minimize(lambda: (model(rows) - target).square().mean())
+    assert opt.param_groups[0]["progress"][2] == 1

@@ -41,6 +41,7 @@ from vsgd.torch.statistics import SampleTotals, added_up, counts_rows
 from vsgd.torch.storage import (
     Dense,
     Storage,
+    Table,
     arranged,
     as_table,
     blank_state,
@@ -418,7 +419,8 @@ class VSGD(Optimizer):
         for group in self.param_groups:
             gains = self._gains.pop(id(group), None)
             if gains and averages_iterates(group["algorithm"]):
-                settle(group, gains, float(self._loss) * (-1 if group["maximize"] else 1))
+                has_tables = any(each is group and isinstance(storage, Table) for each, storage in self._storages)
+                settle(group, gains, float(self._loss) * (-1 if group["maximize"] else 1), has_tables)
 
     def _skip(self, loss: Tensor) -> None:
         """Leave a step out; too many in a row are an error."""

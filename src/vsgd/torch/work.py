@@ -163,10 +163,11 @@ def rate_factor(group: Group) -> float:
     return float(group["lr"]) * float(group["progress"][2])
 
 
-def settle(group: Group, gains: list[Any], loss: float) -> None:
+def settle(group: Group, gains: list[Any], loss: float, has_tables: bool) -> None:
     """Let window and rates follow the last step: gains of `take_step`, and the loss, which is to become less.
 
-    ½ (θ−θ̄)ᵀ|H|(θ−θ̄) is known after a probe, and kept until the next.
+    ½ (θ−θ̄)ᵀ|H|(θ−θ̄) is known after a probe, and kept until the next. Rows of tables have no part in it, so with tables
+    the cost of noise is not known, and rates are those for a single step.
     """
     config, steps, (window, better, bend) = group["algorithm"], group["steps"], group["averaging"]
     bends = [float(each[1]) for each in gains if len(each) > 1]
@@ -174,8 +175,9 @@ def settle(group: Group, gains: list[Any], loss: float) -> None:
     gain = sum(float(each[0]) for each in gains) - bend
     averaging = networks.averaging(networks.Averaging(window, better), gain, steps, config)
     group["averaging"] = [float(averaging.window), float(averaging.advantage), bend]
-    progress = networks.progress(networks.Progress(*group["progress"]), loss, bend, steps - 1, config)
-    group["progress"] = [float(number) for number in progress]
+    if not has_tables:
+        progress = networks.progress(networks.Progress(*group["progress"]), loss, bend, steps - 1, config)
+        group["progress"] = [float(number) for number in progress]
 
 
 def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0) -> None:

@@ -27,7 +27,7 @@ PROTOCOL = (
     "loss is judged by, so that the difference of the two is what is over-fitted.",
     "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
     "A loss that is not finite ends a run as diverged: its loss is infinite.",
-    "The constants of vSGD's default were settled in trials on some of the small networks with the first three seeds, "
+    "The constants of vSGD's default were settled in trials on some of these networks with the first three seeds, "
     "looking at held-out losses; `docs/laboratory.md` lists trials. The opponents' defaults were settled elsewhere.",
     "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
     "final loss is the mean over the stream.",

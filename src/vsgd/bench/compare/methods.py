@@ -48,9 +48,13 @@ class Method(NamedTuple):
         return self.package == "vsgd"
 
     @property
+    def has_grid(self) -> bool:
+        return len(self.settings) > 1
+
+    @property
     def setting_words(self) -> str:
         """The note, and the grid if there is one."""
-        if len(self.settings) == 1:
+        if not self.has_grid:
             return self.note
         rates = f"{len(self.settings)} rates from {self.settings[0]:.2g} to {self.settings[-1]:.2g}"
         return f"{self.note}, {rates}"

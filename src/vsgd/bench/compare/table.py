@@ -97,14 +97,14 @@ def compute(workloads: Iterable[Workload], methods: Iterable[Method], seeds: int
 
 def _first_settings(out: Path, workload: Workload, method: Method, seeds: int) -> list[Job]:
     """Whole grids on one seed; what has no grid is not waited for."""
-    if len(method.settings) > 1:
+    if method.has_grid:
         return [Job(workload, method, setting, TUNED_ON) for setting in method.settings]
     return [Job(workload, method, method.settings[0], seed) for seed in range(seeds)]
 
 
 def _best_settings(out: Path, workload: Workload, method: Method, seeds: int) -> list[Job]:
     """The best of each grid on the other seeds; what has no grid is done, or has failed once already."""
-    if len(method.settings) == 1:
+    if not method.has_grid:
         return []
     setting = best_setting(method, tuning_runs(out, workload, method))
     return [Job(workload, method, setting, seed) for seed in range(seeds)]
@@ -136,7 +136,7 @@ def _cell(out: Path, workload: Workload, method: Method, seeds: int) -> Cell | s
     if len(runs) < seeds:
         return _lacking(out, jobs, "seeds")
     ends = method.settings[0], method.settings[-1]
-    return Cell(setting, len(grid) > 1 and setting in ends, runs)
+    return Cell(setting, method.has_grid and setting in ends, runs)
 
 
 def _lacking(out: Path, jobs: list[Job], what: str) -> str:

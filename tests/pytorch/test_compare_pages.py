@@ -234,7 +234,8 @@ def test_the_command_writes_both_pages(tmp_path):
     assert "Digits, MLP" in text
     assert "not run" in text
     assert (tmp_path / "quick" / "index.html").exists()
-    assert len(list(tmp_path.rglob("*.json"))) == 1
+    assert len(list((tmp_path / "quick" / "runs").rglob("*.json"))) == 1
+    assert (tmp_path / "quick" / "rates.json").read_text() == "{}\n", "no grid was run"
     assert not list(tmp_path.rglob(".*")), "temporary files were left"
 
 

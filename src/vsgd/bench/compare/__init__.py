@@ -49,6 +49,12 @@ def add_command(commands: Any) -> None:
         "--seeds", type=at_least(1), help="runs of each (default: 5; large, ablations: 3; quick, stress: 2)"
     )
     command.add_argument(
+        "--rates",
+        type=Path,
+        metavar="FILE",
+        help="learning rates from the rates.json of an earlier comparison (default: chosen on grids)",
+    )
+    command.add_argument(
         "--jobs", type=at_least(1), default=os.cpu_count(), help="processes side by side (default: one per core)"
     )
     command.add_argument(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from vsgd.bench.compare import pages
+from vsgd.bench.compare import pages, rates
 from vsgd.bench.compare.curves import draw_profiles, png
 from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.ours import ABLATIONS, DEFAULT
@@ -62,7 +62,12 @@ def table_page(file: str, page: Page, grid: Callable[[Table], Grid], table: Tabl
 
 def whole_pages(page: Page, table: Table) -> dict[str, str | bytes]:
     profiles = png(draw_profiles(table, "updates"))
-    return {"results.md": markdown(table, page), "profiles.png": profiles, "index.html": html(table, page)}
+    return {
+        "results.md": markdown(table, page),
+        "profiles.png": profiles,
+        "index.html": html(table, page),
+        "rates.json": rates.text_of(table.rates),
+    }
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -70,10 +75,11 @@ def compare(arguments: argparse.Namespace) -> None:
     workloads = chosen(suite.workloads, arguments.workloads, "workload")
     methods = chosen(suite.methods, arguments.optimizers, "optimizer")
     seeds = arguments.seeds or suite.seeds
+    given = None if arguments.rates is None else rates.read(arguments.rates, suite.workloads, suite.methods)
 
     with only_writer(out):
-        compute(workloads, methods, seeds, arguments.jobs, out)
-        files = make_pages(assemble(suite.workloads, suite.methods, seeds, out))
+        compute(workloads, methods, seeds, arguments.jobs, out, given)
+        files = make_pages(assemble(suite.workloads, suite.methods, seeds, out, given))
         for name, text in files.items():
             write_whole(out / name, text)
     print("wrote " + ", ".join(str(out / name) for name in files))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
@@ -13,11 +14,15 @@ from vsgd.bench.compare import curves
 from vsgd.bench.compare.judging import TOLERANCE
 from vsgd.bench.compare.table import Table, what_was_run
 from vsgd.bench.compare.tables import Grid, all_tables, missing, not_run, result_tables, setting_tables
+from vsgd.errors import one_line
 
+GRIDS = (
+    "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
+    "chosen by the loss that is reported favors the grids."
+)
 PROTOCOL = (
     "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
-    "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
-    "chosen by the loss that is reported favors the grids.",
+    GRIDS,
     "Held-out loss is judged at the weights that the optimizer's authors ask for: averages for Schedule-Free and DoG, "
     "with the statistics of BatchNorm taken anew from 20 minibatches.",
     "Seconds are those of a processor, for one thread, judging and compiling left out. Runs side by side share "
@@ -78,7 +83,20 @@ STRESS = Page("Made harder, nothing tuned", "Does the default ever diverge?", " 
 
 
 def command(table: Table, page: Page) -> str:
-    return f"vsgd compare{page.flag} --seeds {table.seeds}"
+    rates = "" if table.given is None else f" --rates {one_line(shlex.quote(str(table.given.file)))}"
+    return f"vsgd compare{page.flag} --seeds {table.seeds}{rates}"
+
+
+def protocol(table: Table) -> list[str]:
+    """How it was measured, also where the rates were chosen if that was not here."""
+    if table.given is None:
+        return [*PROTOCOL]
+    grids = (
+        "The rates of grids were chosen in an earlier comparison, by the lowest final held-out loss on the first seed, "
+        f"and are in `{table.given.name}`; without `--rates` they are chosen anew. Being chosen by the loss that is "
+        "reported favors the grids."
+    )
+    return [grids if text == GRIDS else text for text in PROTOCOL]
 
 
 def origin(table: Table, page: Page) -> str:
@@ -103,10 +121,10 @@ def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
 
 def markdown(table: Table, page: Page) -> str:
     """All tables, and how they were measured."""
-    protocol = ["", *(f"- {text}" for text in PROTOCOL)]
+    measured = ["", *(f"- {text}" for text in protocol(table))]
     lacking = missing(table)
     grids = all_tables(table) + ([lacking] if lacking.rows else [])
-    return "\n".join([*_opening(table, page), *protocol, *_sections(grids, origin(table, page)), ""])
+    return "\n".join([*_opening(table, page), *measured, *_sections(grids, origin(table, page)), ""])
 
 
 def _opening(table: Table, page: Page) -> list[str]:
@@ -161,13 +179,13 @@ def html(table: Table, page: Page) -> str:
     results = result_tables(shown) if table.cells else []
     tables = "".join(_table(grid, made) for grid in results + setting_tables(table))
     lacking = missing(table)
-    protocol = "".join(f"<li>{_rich(text)}</li>" for text in PROTOCOL)
+    measured = "".join(f"<li>{_rich(text)}</li>" for text in protocol(table))
     body = f"""<h1>{page.title}</h1>
 <p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
 {'<p>Parts of it <a href="#missing">are missing</a>.</p>' if lacking.rows else ""}
 {_drawings(table)}
 {tables}
 <section id=missing>{_table(lacking, made) if lacking.rows else ""}</section>
-<h2>How it was measured</h2><ul>{protocol}</ul>"""
+<h2>How it was measured</h2><ul>{measured}</ul>"""
     scripts = ["plot.js", "controls.js", "compare.js"] if table.cells else []
     return web.page(f"vsgd: {page.title}", body, curves.data(shown), scripts)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.pretraining import with_checkpoint
 from vsgd.bench.compare.processes import run_all
+from vsgd.bench.compare.rates import GivenRates, as_tried
 from vsgd.bench.compare.runs import Job, load, path_of, save
 from vsgd.bench.compare.train import Run
 from vsgd.bench.compare.workloads import Workload
@@ -44,6 +45,10 @@ class Table(NamedTuple):
     """Why a workload or method could not be run, by name."""
     missing: Mapping[tuple[str, str], str] = MappingProxyType({})
     """What the folder lacks of a workload and method, for those that are not in `cells`."""
+    rates: Mapping[tuple[str, str], float] = MappingProxyType({})
+    """By the names of workload and method: the best of each whole grid, or those that were given."""
+    given: GivenRates | None = None
+    """The rates that were taken in place of grids, if they were."""
 
 
 def why_absent(item: Workload | Method) -> str | None:
@@ -84,12 +89,20 @@ def absences(workloads: Iterable[Workload], methods: Iterable[Method]) -> dict[s
     return {item.name: why for item in items if (why := why_absent(item))}
 
 
-def compute(workloads: Iterable[Workload], methods: Iterable[Method], seeds: int, processes: int, out: Path) -> None:
-    """Run what is not stored yet."""
+def compute(
+    workloads: Iterable[Workload],
+    methods: Iterable[Method],
+    seeds: int,
+    processes: int,
+    out: Path,
+    given: GivenRates | None = None,
+) -> None:
+    """Run what is not stored yet; of grids, only the rates that were given, if they were."""
     absent = absences(workloads, methods)
     for name, why in absent.items():
         print(f"{name} is left out: {why}")
-    pairs = [(w, m) for w in workloads for m in methods if w.name not in absent and m.name not in absent]
+    present = [(w, m) for w in workloads for m in methods if w.name not in absent and m.name not in absent]
+    pairs = [(w, tried) for w, m in present if (tried := as_tried(w, m, given)).settings]
     for choose in (_first_settings, _best_settings):
         jobs = [job for workload, method in pairs for job in choose(out, workload, method, seeds)]
         _compute_missing(jobs, processes, out, "tuning" if choose is _first_settings else "all seeds")
@@ -124,13 +137,22 @@ def _compute_missing(jobs: list[Job], processes: int, out: Path, what: str) -> N
                 bar.write(f"{job.workload.name}, {job.method.name}, seed {job.seed} failed: {run.message}")
 
 
-def _cell(out: Path, workload: Workload, method: Method, seeds: int) -> Cell | str:
-    """What is stored of a method on a workload, or what is missing."""
-    grid = [Job(workload, method, setting, TUNED_ON) for setting in method.settings]
+def _chosen(out: Path, workload: Workload, method: Method, given: GivenRates | None) -> float | str | None:
+    """The setting that a method is shown with, or what is missing to choose it."""
+    tried = as_tried(workload, method, given)
+    if given is not None and not tried.settings:
+        return f"no rate in {given.name}"
+    if not tried.has_grid:
+        return tried.settings[0]
     tuned = tuning_runs(out, workload, method)
-    if 1 < len(grid) != len(tuned):  # half a grid has no best
+    if len(tuned) < len(method.settings):  # half a grid has no best
+        grid = [Job(workload, method, setting, TUNED_ON) for setting in method.settings]
         return _lacking(out, grid, "settings of the grid")
-    setting = best_setting(method, tuned)
+    return best_setting(method, tuned)
+
+
+def _cell(out: Path, workload: Workload, method: Method, setting: float | None, seeds: int) -> Cell | str:
+    """What is stored of a method on a workload, or what is missing."""
     jobs = [Job(workload, method, setting, seed) for seed in range(seeds)]
     runs = {job.seed: run for job in jobs if (run := stored(out, job)) is not None}
     if len(runs) < seeds:
@@ -146,20 +168,31 @@ def _lacking(out: Path, jobs: list[Job], what: str) -> str:
     return f"{said}; {unusable} stored runs are damaged or of other code" if unusable else said
 
 
-def assemble(workloads: Iterable[Workload], methods: Iterable[Method], seeds: int, out: Path) -> Table:
+def assemble(
+    workloads: Iterable[Workload],
+    methods: Iterable[Method],
+    seeds: int,
+    out: Path,
+    given: GivenRates | None = None,
+) -> Table:
     """What the folder holds, and what it lacks. Runs on data that are absent by now are shown as well."""
     absent = absences(workloads, methods)
-    cells, missing = {}, {}
+    cells, missing, rates = {}, {}, {}
     for workload in workloads:
         for method in methods:
             if method.name in absent:
                 continue
-            found = _cell(out, workload, method, seeds)
+            pair = workload.name, method.name
+            setting = _chosen(out, workload, method, given)
+            found = setting if isinstance(setting, str) else _cell(out, workload, method, setting, seeds)
+            if method.has_grid and isinstance(setting, float):
+                rates[pair] = setting
             if isinstance(found, Cell):
-                cells[workload.name, method.name] = found
+                cells[pair] = found
             else:
-                missing[workload.name, method.name] = found
-    return Table(tuple(workloads), tuple(methods), seeds, cells, absent, missing)
+                missing[pair] = found
+    chosen = rates if given is None else given.rates
+    return Table(tuple(workloads), tuple(methods), seeds, cells, absent, missing, chosen, given)
 
 
 def what_was_run(table: Table) -> Table:

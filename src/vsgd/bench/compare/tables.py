@@ -242,6 +242,8 @@ def missing(table: Table) -> Grid:
     everyone = len(table.methods)
     rows = [[w, "all" if len(names) == everyone else ", ".join(names), why] for (w, why), names in lacking.items()]
     words = "These are in no table or drawing. The same command computes them; damaged runs are computed again."
+    if table.given is not None:
+        words += " Where there is no rate, one is chosen without `--rates`."
     return Grid("What is missing", words, ["workload", "optimizers", "what is missing"], rows)
 
 

@@ -6,7 +6,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -50,6 +50,12 @@ OTHER_GRADIENTS = (
 
 # the hook below is meant to fire for a compiled module as well as for its parts
 warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
+
+NORMALIZATIONS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
+"""Layers whose buffers are statistics of what passes through them, used only when the model is evaluated."""
 
 DEFERRED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
 
@@ -177,6 +183,11 @@ class SavedBuffer(NamedTuple):
     buffer: Tensor
     value: Tensor
 
+    @property
+    def is_statistic(self) -> bool:
+        """Is it part of the running statistics that a normalization gathers while it trains?"""
+        return isinstance(self.module, NORMALIZATIONS) and self.module.training
+
 
 @contextmanager
 def saving_buffers() -> Iterator[list[SavedBuffer]]:
@@ -210,8 +221,24 @@ def restore_buffers(saved: Iterable[SavedBuffer]) -> None:
             setattr(module, name, buffer)
 
 
+@contextmanager
+def worth_updates(updates: float, saved: Iterable[SavedBuffer]) -> Iterator[None]:
+    """Let running statistics move as far in one evaluation as they would in so many; plain means stay plain means."""
+    momenta: dict[Any, Any] = {each.module: each.module.momentum for each in saved if each.is_statistic}
+    try:
+        for module, momentum in momenta.items():
+            module.momentum = momentum if momentum is None else 1 - (1 - momentum) ** updates
+        yield
+    finally:
+        for module, momentum in momenta.items():
+            module.momentum = momentum
+
+
 class Replay:
-    """The evaluations of one minibatch: `first` runs the closure, `again` runs it without leaving a trace."""
+    """The evaluations of one minibatch: `first` runs the closure, `again` runs it without leaving a trace.
+
+    Running statistics, as BatchNorm has them, are the exception: `first` moves them, and so does `again` if it is told.
+    """
 
     def __init__(self, closure: Closure, devices: Iterable[torch.device]):
         self._closure = closure
@@ -224,17 +251,22 @@ class Replay:
         with saving_buffers() as self._buffers, torch.enable_grad():
             return self._closure()
 
-    def again(self) -> Any:
+    def again(self, statistics: float = 0.0) -> Any:
+        """Run the closure once more. Running statistics stay as they are, or move as far as in so many evaluations."""
         random_after = self._random_state()
         self._set_random_state(self._random_before)
         torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
         try:
             _PROBING.set(True)
-            with saving_buffers() as saved, torch.enable_grad():
+            moving = worth_updates(statistics, self._buffers) if statistics else nullcontext()
+            with saving_buffers() as saved, moving, torch.enable_grad():
+                usable = False
                 try:
-                    return self._closure()
+                    result = self._closure()
+                    usable = isinstance(result, Tensor) and bool(result.isfinite().all())
+                    return result
                 finally:
-                    restore_buffers(saved)
+                    restore_buffers(each for each in saved if not (statistics and usable and each.is_statistic))
         except RuntimeError as error:
             if "backward through the graph a second time" in str(error):
                 raise RuntimeError(FORWARD_OUTSIDE) from error
@@ -248,6 +280,15 @@ class Replay:
     def undo(self) -> None:
         """Take back what the first evaluation did to buffers, as a skipped step must."""
         restore_buffers(self._buffers)
+
+    @property
+    def has_statistics(self) -> bool:
+        """Did the first evaluation move running statistics?"""
+        return any(each.is_statistic for each in self._buffers)
+
+    def undo_statistics(self) -> None:
+        """Take back what the first evaluation did to running statistics."""
+        restore_buffers(each for each in self._buffers if each.is_statistic)
 
     def _random_state(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]

@@ -215,6 +215,7 @@ class VSGD(Optimizer):
             self._open()
             first += [self._evaluate(replay.first, scaler, closures=len(replays)) for replay in replays]
             work = self._learn_from(first, replays, scaler)
+            self._move_statistics(replays, scaler)
             with signals_deferred():
                 self._update(work, self._objective(first))
                 self._close()
@@ -224,7 +225,7 @@ class VSGD(Optimizer):
                 self._take_back(known)
             if not isinstance(error, NotFinite):
                 raise
-            for replay in replays:
+            for replay in reversed(replays):
                 replay.undo()
             self._skip(first[0].loss)
         finally:
@@ -330,6 +331,28 @@ class VSGD(Optimizer):
         for group in self.param_groups:  # a mistake is told before anything moves
             float(group["lr"]), float(group["weight_decay"])
         return work
+
+    def _move_statistics(self, replays: list[Replay], scaler: Any) -> None:
+        """Let running statistics, as BatchNorm has them, be those of the averaged weights, which are evaluated.
+
+        As often as a probe is due an evaluation at these weights counts for all steps since the last. In the steps
+        before the first, in which the average hardly differs from the iterates, those of the iterates will do.
+        """
+        steps = self.param_groups[0]["steps"]
+        intervals = [g["algorithm"].probe_interval for g in self.param_groups if averages_iterates(g["algorithm"])]
+        if not intervals or steps < min(intervals):
+            return
+        for replay in reversed(replays):
+            replay.undo_statistics()
+        due = steps % min(intervals) == 0
+        if due and self._replicas.all(any(replay.has_statistics for replay in replays)):
+            grads = {p: p.grad for p in self._parameters()}
+            self._close()
+            for replay in replays:
+                self._evaluate(partial(replay.again, statistics=min(intervals)), scaler, record=False)
+            self._open()
+            for parameter, grad in grads.items():
+                parameter.grad = grad
 
     def _check_closures(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
         """In the first step: do closures repeat themselves, and how much do they compute?"""

@@ -57,7 +57,7 @@ def test_the_paper_equals_the_reference_over_a_thousand_updates(library, shape, 
     assert expected[-1].outliers > 0, "the stream must exercise the outlier test"
 
 
-NOTHING = TensorContext(curv=0.0, curv_sq=0.0, grad_clip=3.0, step_limit=1.0)
+NOTHING = TensorContext(curv=0.0, curv_sq=0.0, grad_clip=3.0, step_limit=1.0, horizon=1.0)
 """A tensor that tells its coordinates nothing."""
 
 
@@ -188,27 +188,36 @@ class TestNetworks:
             state = networks.averaging(state, -1.0, 20)
         assert state.window == NETWORKS.min_window
 
-    @pytest.mark.parametrize(("noise", "factor"), [(0.0, 4.0), (10.0, 1.0)])
-    def test_rates_rise_while_noise_costs_less_than_is_gained(self, noise, factor):
-        state = networks.Progress(recent=0.0, earlier=0.0, rate_factor=2.0)
+    @pytest.mark.parametrize(("noise", "horizon"), [(0.0, NETWORKS.max_horizon), (10.0, 1.0)])
+    def test_rates_rise_while_noise_costs_less_than_is_gained(self, noise, horizon):
+        state = networks.Progress(recent=0.0, earlier=0.0, horizon=2.0)
         for step in range(1000):
             state = networks.progress(state, 100.0 - step / 100, noise, step)
-        assert state.rate_factor == factor
+        assert state.horizon == horizon
         assert 0.5 < state.earlier - state.recent < 2  # of the ten by which the loss has fallen
 
+    def test_over_a_horizon_noise_counts_less_and_no_rate_exceeds_one_over_the_curvature(self):
+        """As if the minibatch were as many times larger."""
+        certain = Moments(grad=1.0, grad_sq=1.0, curv=2.0, curv_sq=4.0)
+        noisy = certain._replace(grad_sq=1.0 + 9.0)
+        ahead = NOTHING._replace(horizon=3.0)
+        assert networks.rate(certain, 5.0, 1, NETWORKS, ahead, True) == pytest.approx(1 / 2)
+        assert networks.rate(noisy, 5.0, 1, NETWORKS, NOTHING, True) == pytest.approx(1 / (1 + 9) / 2)
+        assert networks.rate(noisy, 5.0, 1, NETWORKS, ahead, True) == pytest.approx(3 / (3 + 9) / 2)
+
     def test_rates_fall_back_where_the_loss_does_not_fall(self):
-        state = networks.Progress(recent=0.0, earlier=0.0, rate_factor=4.0)
+        state = networks.Progress(recent=0.0, earlier=0.0, horizon=4.0)
         for step in range(1000):
             state = networks.progress(state, 1.0, 1e-6, step)
-        assert state.rate_factor == 1
+        assert state.horizon == 1
 
     def test_the_unit_of_the_loss_does_not_matter_to_rates(self):
-        plain = scaled = networks.Progress(recent=0.0, earlier=0.0, rate_factor=1.0)
+        plain = scaled = networks.Progress(recent=0.0, earlier=0.0, horizon=1.0)
         for step in range(300):
             loss, noise = 3 / (step + 10), 0.02 * (step % 7 == 0)
             plain = networks.progress(plain, loss, noise, step)
             scaled = networks.progress(scaled, 1e12 * loss, 1e12 * noise, step)
-        assert plain.rate_factor == scaled.rate_factor > 1
+        assert plain.horizon == scaled.horizon > 1
 
     def test_curvature_is_shrunk_towards_the_mean_of_the_tensor(self):
         """A flat coordinate in a curved tensor takes a step that the tensor's curvature allows."""
@@ -304,7 +313,7 @@ def in_float32(config):
 
 def learn_of_networks(theta, state, batch, count, config):
     """All of an update but the step, which an engine takes in its own way."""
-    return networks.learn(state, batch, count, config, TensorContext(theta, theta, theta, theta), True)
+    return networks.learn(state, batch, count, config, TensorContext(theta, theta, theta, theta, theta), True)
 
 
 @pytest.mark.parametrize(

@@ -72,17 +72,17 @@ def learn_of(config: Config, decoupled: bool) -> Callable[..., tuple[State, Info
     return learn_decoupled if decoupled else learn_coupled
 
 
-def context(totals: Totals, length: Array, config: Config) -> TensorContext:
-    """What coordinates are told of their tensor, which has `length` of them.
+def context(totals: Totals, length: Array, config: Config, horizon: Array) -> TensorContext:
+    """What coordinates are told of their tensor, which has `length` of them, and of the horizon.
 
-    Those of the paper share nothing and have no limit.
+    Those of the paper share nothing, have no limit, and look one step ahead.
     """
     if isinstance(config, Paper):
         zero = 0 * totals.scale
-        return TensorContext(zero, zero, grad_clip=zero + UNLIMITED, step_limit=zero + UNLIMITED)
+        return TensorContext(zero, zero, grad_clip=zero + UNLIMITED, step_limit=zero + UNLIMITED, horizon=zero + 1)
     signal_rms, grad_rms = square_root(totals.signal / length), square_root(totals.grad_sq / length)
     size = larger(totals.probe_size, LEAST_SIZE)
-    return networks.context(totals.curv / length, totals.curv_sq / length, signal_rms, grad_rms, size, config)
+    return networks.context(totals.curv / length, totals.curv_sq / length, signal_rms, grad_rms, size, config, horizon)
 
 
 def probe_size(scale: Array, config: Networks) -> Array:

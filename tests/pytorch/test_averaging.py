@@ -263,7 +263,7 @@ def test_nor_where_nobody_has_seen_any_curvature(scale):
     tracks = []
     for factor in (1.0, scale):
         theta = nn.Parameter(torch.ones(3, dtype=torch.float64))
-        opt = VSGD([theta], algorithm=NETWORKS._replace(max_rate_factor=1.0))
+        opt = VSGD([theta], algorithm=NETWORKS._replace(max_horizon=1.0))
         for step in range(30):
             before = opt.state[theta].get("iterate", theta).detach().clone()
 
@@ -289,7 +289,7 @@ def test_rates_rise_where_there_is_no_noise():
     model = network()
     opt = VSGD(model.parameters())
     train(model, opt, [0] * 300)
-    assert 1.5 < opt.param_groups[0]["progress"][2] <= NETWORKS.max_rate_factor
+    assert 1.5 < opt.param_groups[0]["progress"][2] <= NETWORKS.max_horizon
 
 
 def test_rates_fall_back_where_noise_is_all_there_is():

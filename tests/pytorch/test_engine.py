@@ -61,7 +61,7 @@ def offset_of(kind: str, block: Block):
 def learned(run, config, decoupled, kind, **options):
     """What is left of a block after learning, the steps, and the sums."""
     block = block_of(config, decoupled, **options)
-    steps, sums = run(block, batch_of(kind, block), offset_of(kind, block), 0.5, config)
+    steps, sums = run(block, batch_of(kind, block), offset_of(kind, block), 0.5, 3.0, config)
     return [part for part in block[:-2] if part is not None], steps, sums[:2, : 4 if "probed" in kind else 2]
 
 
@@ -87,7 +87,7 @@ def test_whole_tensors_are_compiled_by_torch():
 def test_segments_without_samples_are_left_alone():
     before, block = block_of(NETWORKS, True), block_of(NETWORKS, True)
     batch = batch_of("one sample, probed", block)
-    steps, _ = engine.learn(block, batch, torch.full_like(block.theta, 0.01), 1.0, NETWORKS)
+    steps, _ = engine.learn(block, batch, torch.full_like(block.theta, 0.01), 1.0, 1.0, NETWORKS)
     for mine, theirs in zip(block[:7], before[:7], strict=True):
         assert torch.equal(mine[6:], theirs[6:])
     assert not steps[6:].any()
@@ -98,7 +98,7 @@ def test_steps_are_no_longer_than_their_limit():
     block = block_of(NETWORKS, True)
     block.totals[:, Totals._fields.index("probe_size")] = 1e-4
     _, steps, _ = learned(engine.learn_loops, NETWORKS, True, "one sample")
-    small, _ = engine.learn_loops(block, batch_of("one sample", block), None, 1.0, NETWORKS)
+    small, _ = engine.learn_loops(block, batch_of("one sample", block), None, 1.0, 1.0, NETWORKS)
     assert small.abs().max() == pytest.approx(NETWORKS.step_limit * 1e-4)
     assert steps.abs().max() > small.abs().max()
 
@@ -125,8 +125,8 @@ def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
     lengths, weight = (3 * loops.PIECE // 2, 300), np.array([0.3, 0.2])
     together, apart = (block_of(NETWORKS, True, lengths=lengths) for _ in range(2))
     batch, delta = batch_of(kind, apart), offset_of(kind, apart)
-    _, sums = engine.learn(together, batch, delta, 0.5, NETWORKS, weight)
-    steps, _ = engine.learn(apart, batch, delta, 0.5, NETWORKS)
+    _, sums = engine.learn(together, batch, delta, 0.5, 3.0, NETWORKS, weight)
+    steps, _ = engine.learn(apart, batch, delta, 0.5, 3.0, NETWORKS)
     bend = engine.bend(apart, loops.identity) if delta is not None else torch.zeros(())
     gains = engine.move(apart, batch.plain_grad, steps, np.zeros(2), weight)
     torch.testing.assert_close(together[:-2], apart[:-2])

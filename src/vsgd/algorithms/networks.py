@@ -10,7 +10,8 @@
    `limited_step`.
 7. The weights to evaluate are an average of the iterates that reaches back as far as that helps: `averaging`.
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
-9. Rates exceed what is optimal for a single step while the noise of the iterates costs less than is gained: `progress`.
+9. Rates are optimal for a horizon of more than one step, over which noise averages out, as far as the noise of the
+   iterates costs less than is gained: `progress`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
 `vsgd.eigenbasis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
@@ -49,7 +50,7 @@ from vsgd.core import State as CoreState
     variance_inflation=1,
     probe_scale=1e-6,
     min_window=1,
-    max_rate_factor=1,
+    max_horizon=1,
 )
 class Networks(NamedTuple):
     """The constants of the default for networks. None is meant to be tuned per problem.
@@ -73,7 +74,7 @@ class Networks(NamedTuple):
         window_share: and at least this share of all steps.
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
         eigenbasis: whether coordinates are decoupled where that is cheap.
-        max_rate_factor: rates are at most this many times those that are optimal for a single step.
+        max_horizon: rates are optimal for at most so many steps.
     """
 
     epsilon: float = 1e-36
@@ -93,7 +94,7 @@ class Networks(NamedTuple):
     window_share: float = 0.05
     average_iterates: bool = True
     eigenbasis: bool = True
-    max_rate_factor: float = 4.0
+    max_horizon: float = 16.0
 
 
 NETWORKS = Networks()
@@ -108,6 +109,8 @@ class TensorContext(NamedTuple):
     curv_sq: Array
     grad_clip: Array
     step_limit: Array
+    horizon: Array
+    """Steps over which the noise of a gradient averages out, so that one over this of its variance counts."""
 
 
 class Averaging(NamedTuple):
@@ -120,13 +123,13 @@ class Averaging(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How fast the loss falls, and what rates are multiplied by meanwhile."""
+    """How fast the loss falls, and the horizon that rates are optimal for meanwhile."""
 
     recent: Array
     """The loss of minibatches, averaged over about the last tenth of all steps."""
     earlier: Array
     """The same over about the last quarter."""
-    rate_factor: Array
+    horizon: Array
 
 
 class State(NamedTuple):
@@ -203,7 +206,13 @@ def noise(mean: Moments, config: Networks) -> Array:
 
 
 def context(
-    mean_curv: Array, mean_curv_sq: Array, signal_rms: Array, grad_rms: Array, size: Array, config: Networks = NETWORKS
+    mean_curv: Array,
+    mean_curv_sq: Array,
+    signal_rms: Array,
+    grad_rms: Array,
+    size: Array,
+    config: Networks = NETWORKS,
+    horizon: Array = 1.0,
 ) -> TensorContext:
     """What coordinates are told, given means over their tensor of |h̄^fd| and v̄^fd, and the RMS of ḡ and of gradients.
 
@@ -215,16 +224,17 @@ def context(
         curv_sq=config.shrinkage * mean_curv_sq + unseen * unseen,
         grad_clip=config.grad_clip + 0 * size,
         step_limit=config.step_limit * size,
+        horizon=horizon + 0 * size,
     )
 
 
 def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: TensorContext, decoupled: bool) -> Array:
-    """η*, the optimal rate for the mean gradient over `count` samples (eq. 3).
+    """η*, the optimal rate for the mean gradient over `count` samples (eq. 3), and over the steps of the horizon.
 
     In decoupled coordinates what others change of a gradient averages out of h̄^fd but not of v̄^fd, so the curvature is
     |h̄^fd| plus the standard error of that mean. Elsewhere those changes matter, and it is v̄^fd / h̄^fd (section 5.2).
     """
-    fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
+    fraction = signal_fraction(tensor.horizon * count * (mean.grad * mean.grad), noise(mean, config))
     if decoupled:
         error = square_root(variance(mean.curv, mean.curv_sq) / (count * memory))
         # a product, since XLA makes one division of two, and the product of two tiny denominators vanishes in float32
@@ -289,23 +299,23 @@ def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NE
 
 
 def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Networks = NETWORKS) -> Progress:
-    """After a minibatch of this `loss`, with so many `steps` before it: let rates rise while that pays.
+    """After a minibatch of this `loss`, with so many `steps` before it: look further ahead while that pays.
 
     The rate that is optimal for one step is too small over many: it pays for noise at once, while slow coordinates pay
-    back later (Wu et al. 2018). So rates rise as long as `bend`, ½ (θ−θ̄)ᵀ|H|(θ−θ̄), which is what noise costs, is less
-    than the loss has fallen by lately, and fall back twice as fast where it is more.
+    back later (Wu et al. 2018), and noise averages out. So the horizon grows as long as `bend`, ½ (θ−θ̄)ᵀ|H|(θ−θ̄),
+    which is what noise costs, is less than the loss has fallen by lately, and shrinks twice as fast where it is more.
     """
     recent = ema(state.recent, loss, 9 / (steps + 9))
     earlier = ema(state.earlier, loss, 3 / (steps + 3))
     pays = bend < earlier - recent
-    factor = state.rate_factor * (1 + pays * 0.003 - (pays == 0) * 0.006)
-    return Progress(recent, earlier, clip(larger(factor, 1 + 0 * factor), config.max_rate_factor))
+    horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
+    return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon))
 
 
 def update(theta: Array, state: State, batch: Moments, count: Array, config: Networks) -> tuple[Array, State, Info]:
     """One step of a tensor of one coordinate, whose batch has its averages so far where it was not probed.
 
-    The loss is not known here, so rates are those for a single step.
+    The loss is not known here, so rates are optimal for a single step.
     """
     mean = state.inner.mean
     size = probe_size(state.scale, config)

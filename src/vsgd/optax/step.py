@@ -135,8 +135,8 @@ def take_step(
         lambda: measure(work, state, params, grad_fn, count, config),
         lambda: ([(w.state.mean.curv, w.state.mean.curv_sq, w.totals.probe_size) for w in work], usable),
     )
-    factor = state.progress.rate_factor
-    learned = [learn(w, curvature, count * usable, factor, config) for w, curvature in zip(work, probed, strict=True)]
+    horizon = state.progress.horizon
+    learned = [learn(w, curvature, count * usable, horizon, config) for w, curvature in zip(work, probed, strict=True)]
     new_bend = lax.cond(due, lambda: bend(work, learned, state), lambda: state.bend)
     bases, means = turn_bases(work, learned, state, usable)
     averaging, progress = state.averaging, state.progress
@@ -304,23 +304,21 @@ def differences(work: list[Local], first: Params, second: Params) -> tuple[list[
 # --- learning -----------------------------------------------------------------------------------------------------
 
 
-def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, factor: Array, config: Config) -> Learned:
+def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, horizon: Array, config: Config) -> Learned:
     """Learn from the minibatch, whose curvature is that of the averages so far if it was not measured.
-
-    Rates are multiplied by `factor`.
 
     A count of 0 changes nothing, whatever the gradient is.
     """
     state, kept = w.state, curvature_dtype(w.tensor, config)
     curv, curv_sq, size = measured
     totals = w.totals._replace(probe_size=size)
-    shared = context(totals, max(w.tensor.size, 1), config)
+    shared = context(totals, max(w.tensor.size, 1), config, horizon.astype(w.tensor.precision))
     count = count.astype(w.tensor.precision)
     grad = jnp.where(count > 0, w.grad, 0)
     grad_sq = grad * grad if w.grad_sq is None else jnp.where(count > 0, w.grad_sq, 0)
     batch = Moments(grad, grad_sq, curv, curv_sq)
     new, info = learn_of(config, w.tensor.decoupled)(state, batch, count, config, shared)
-    step = networks.limited_step(factor.astype(info.rate.dtype) * info.rate, grad, state.mean.grad_sq, shared)
+    step = networks.limited_step(info.rate, grad, state.mean.grad_sq, shared)
     mean = new.mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
     rounded = w._replace(mean=mean).state.mean
     totals = totals._replace(

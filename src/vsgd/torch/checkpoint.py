@@ -131,7 +131,7 @@ def is_averaging(value: Any) -> bool:
 
 
 def is_progress(value: Any) -> bool:
-    """Two averages of the loss, and what rates are multiplied by."""
+    """Two averages of the loss, and the horizon of rates."""
     return are_three_numbers(value) and bool(1 <= value[2] <= UNLIMITED)
 
 

@@ -14,7 +14,7 @@ from vsgd.torch.basis import describe
 from vsgd.torch.engine import rates, state_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
 from vsgd.torch.storage import block_of
-from vsgd.torch.work import rate_factor
+from vsgd.torch.work import horizon_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,7 +105,7 @@ def diagnose(
                     name=names[index] if names else f"group {number}, parameter {index}",
                     coordinates=len(block.theta),
                     basis=describe(parameter, states[parameter]) if uses_basis else "as it is",
-                    rate=_quantiles(rates(block, group["samples"], config) * rate_factor(group)),
+                    rate=_quantiles(rates(block, group["samples"], config, horizon_of(group)) * group["lr"]),
                     memory=_quantiles(state.memory),
                     signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
                     outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),

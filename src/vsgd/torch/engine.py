@@ -185,19 +185,19 @@ def probe(block: Block, batch: BatchStatistics, seeds: Tensor | None, config: Co
     return delta
 
 
-def context(block: Block, config: Config) -> TensorContext:
+def context(block: Block, config: Config, horizon: float) -> TensorContext:
     """What coordinates are told of their tensor, per segment."""
-    return context_of(Totals(*numpy_if_cpu(block.totals).T), numpy_if_cpu(lengths_of(block)), config)
+    return context_of(Totals(*numpy_if_cpu(block.totals).T), numpy_if_cpu(lengths_of(block)), config, horizon)
 
 
-def rates(block: Block, count: float, config: Config) -> Tensor:
+def rates(block: Block, count: float, config: Config, horizon: float) -> Tensor:
     """η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
     state = state_of(block, block.seen)
     rate: Tensor
     if isinstance(config, Paper):
         rate = paper.rate(state.mean, count, config)
     else:
-        tensor = TensorContext(*(spread(part, block) for part in context(block, config)))
+        tensor = TensorContext(*(spread(part, block) for part in context(block, config, horizon)))
         rate = networks.rate(state.mean, state.memory, count, config, tensor, block.decoupled)
     return rate
 
@@ -206,19 +206,26 @@ def rates(block: Block, count: float, config: Config) -> Tensor:
 
 
 def learn(
-    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config, weight: Any = None
+    block: Block,
+    batch: BatchStatistics,
+    delta: Tensor | None,
+    lr: float,
+    horizon: float,
+    config: Config,
+    weight: Any = None,
 ) -> tuple[Tensor, Any]:
     """Learn from the minibatch. Returns the step of every coordinate, and sums per segment: see `learn_loops`.
 
-    With a `weight` for the average, steps are taken, too: see `moves_at_once`.
+    Rates are optimal for the `horizon`, and multiplied by `lr`. With a `weight` for the average, steps are taken, too:
+    see `moves_at_once`.
     """
     if delta is not None:
         totals_of(block).probe_size.copy_((squared_norms(delta, block) / lengths_of(block)).sqrt())
     known = 4 if changes_curvature(block, batch, delta, config) else 2
     if block.theta.is_cpu:
-        steps, sums = learn_loops(block, batch, delta, lr, config, weight)
+        steps, sums = learn_loops(block, batch, delta, lr, horizon, config, weight)
     else:
-        steps, sums = learn_tensors(block, batch, delta, lr, config)
+        steps, sums = learn_tensors(block, batch, delta, lr, horizon, config)
     sums = summed(sums, block.shards)
     totals = numpy_if_cpu(block.totals)[:, :known]
     active = numpy_if_cpu(batch.counts.to(block.totals.device))[:, None] > 0
@@ -251,7 +258,13 @@ def in_precision(config: Config, dtype: np.dtype[Any]) -> Config:
 
 
 def learn_loops(
-    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config, weight: Any = None
+    block: Block,
+    batch: BatchStatistics,
+    delta: Tensor | None,
+    lr: float,
+    horizon: float,
+    config: Config,
+    weight: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Steps, and sums of v̄, ḡ², |h̄^fd|, v̄^fd and outliers per segment, by compiled loops.
 
@@ -277,7 +290,7 @@ def learn_loops(
     segments = (
         numpy_if_cpu(block.seen),
         numpy_if_cpu(batch.counts),
-        *context(block, config),
+        *context(block, config, horizon),
         *([] if weight is None else [weight]),
     )
     loops.on_threads(
@@ -300,10 +313,10 @@ def learn_loops(
 
 
 def learn_tensors(
-    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, config: Config
+    block: Block, batch: BatchStatistics, delta: Tensor | None, lr: float, horizon: float, config: Config
 ) -> tuple[Tensor, Tensor]:
     """The same on whole tensors, compiled by torch."""
-    numbers = [spread(value, block) for value in (block.seen, batch.counts, *context(block, config))]
+    numbers = [spread(value, block) for value in (block.seen, batch.counts, *context(block, config, horizon))]
     factor = torch.as_tensor(lr, dtype=block.theta.dtype, device=block.theta.device)
     steps, values = compiled_tensors()(block, batch, delta, numbers, factor, config)
     sums = [torch.stack([part.double().sum() for part in value.split(block.lengths)]) for value in values]

@@ -171,7 +171,11 @@ def make_learn_loop(
             # one sample is said to be one, since the compiler then saves a division
             count = segments[1, segment] if several else segments.dtype.type(1)
             tensor = TensorContext(
-                segments[2, segment], segments[3, segment], segments[4, segment], segments[5, segment]
+                segments[2, segment],
+                segments[3, segment],
+                segments[4, segment],
+                segments[5, segment],
+                segments[6, segment],
             )
             # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
             me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]

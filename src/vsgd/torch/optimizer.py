@@ -438,7 +438,7 @@ class VSGD(Optimizer):
         return mean_loss(first) / (first[0].recording.count if is_sum else 1)
 
     def _settle(self) -> None:
-        """Let averages and rates follow the last step; only now, so as not to wait for a device then."""
+        """Let window and horizon follow the last step; only now, so as not to wait for a device then."""
         for group in self.param_groups:
             gains = self._gains.pop(id(group), None)
             if gains and averages_iterates(group["algorithm"]):

@@ -123,14 +123,14 @@ def probe(w: Work, places: dict[Tensor, int]) -> Work:
 def take_step(w: Work) -> tuple[list[Any], dict[Tensor, Any]]:
     """Learn from the minibatch and move. Returns what `averaging_after` needs, and how many outliers there were."""
     config, counts, storage = w.group["algorithm"], w.batch.counts, w.storage
-    lr, strength = rate_factor(w.group), float(w.group["weight_decay"])
+    lr, strength, horizon = float(w.group["lr"]), float(w.group["weight_decay"]), horizon_of(w.group)
     dense = storage if isinstance(storage, Dense) else None
     weight = engine.averaging_weights(w.block, counts, w.group["averaging"][0] if dense else None, config)
     if engine.moves_at_once(w.block, counts, strength) and not (dense and dense.rotated()):
-        _, sums = engine.learn(w.block, w.batch, w.delta, lr, config, weight)
+        _, sums = engine.learn(w.block, w.batch, w.delta, lr, horizon, config, weight)
         gains = [sums[:, column].sum() for column in ((GAIN,) if w.delta is None else (GAIN, BEND))]
     else:
-        steps, sums = engine.learn(w.block, w.batch, w.delta, lr, config)
+        steps, sums = engine.learn(w.block, w.batch, w.delta, lr, horizon, config)
         into, back = (dense.into, dense.back) if dense else (identity, identity)
         bend = [engine.bend(w.block, into)] if w.delta is not None else []
         decay = engine.weight_decay(w.block, w.batch.grad, steps, strength)
@@ -158,16 +158,16 @@ def noise_of(work: list[Work]) -> StepNoise | None:
     return of_samples(sums[0], sums[1], count)
 
 
-def rate_factor(group: Group) -> float:
-    """What rates are multiplied by."""
-    return float(group["lr"]) * float(group["progress"][2])
+def horizon_of(group: Group) -> float:
+    """The number of steps that rates are optimal for."""
+    return float(group["progress"][2])
 
 
 def settle(group: Group, gains: list[Any], loss: float, has_tables: bool) -> None:
-    """Let window and rates follow the last step: gains of `take_step`, and the loss, which is to become less.
+    """Let window and horizon follow the last step: gains of `take_step`, and the loss, which is to become less.
 
     ½ (θ−θ̄)ᵀ|H|(θ−θ̄) is known after a probe, and kept until the next. Rows of tables have no part in it, so with tables
-    the cost of noise is not known, and rates are those for a single step.
+    the cost of noise is not known, and rates are optimal for a single step.
     """
     config, steps, (window, better, bend) = group["algorithm"], group["steps"], group["averaging"]
     bends = [float(each[1]) for each in gains if len(each) > 1]

@@ -45,7 +45,7 @@ ABLATIONS = (
     _without("interval", "a second gradient at every step", probe_interval=1.0),
     _without("average", "no averaging", average_iterates=False),
     _without("window", "windows may be short", window_share=0.0),
-    _without("rate-factor", "rates for a single step", max_rate_factor=1.0),
+    _without("horizon", "rates for a single step", max_horizon=1.0),
     _without("bootstrap", "bootstrap of 10", bootstrap=10.0),
     _without("outliers", "outliers not detected", outlier_sigmas=1e6),
 )

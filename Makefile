@@ -2,9 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED := 1
+RUNS := benchmarks/compare
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs docs-site test test-all fuzz bench lint dist pythons clean
+.PHONY: run docs docs-site results test test-all fuzz bench lint dist pythons clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
@@ -12,6 +13,12 @@ run: $(VENV)/.run  ## reproduce the paper: report/index.html
 docs: run  ## what README and docs show of it
 	cp report/figure-drift.png docs/figures/drift.png
 	cp report/numbers.md docs/results.md
+
+results: $(VENV)/.test  ## the tables of the comparison in docs, from the runs in benchmarks/compare; takes hours for what these lack
+	$(BIN)/vsgd compare --out $(RUNS) --rates $(RUNS)/rates.json
+	$(BIN)/vsgd compare --suite large --out $(RUNS) --rates $(RUNS)/large/rates.json
+	cp $(RUNS)/results.md docs/results-networks.md
+	cp $(RUNS)/large/results.md docs/results-large.md
 
 docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutorials: site/index.html
 	$(BIN)/sphinx-build -W --keep-going -q docs site

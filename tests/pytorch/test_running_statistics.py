@@ -12,9 +12,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from vsgd import NETWORKS, PAPER
-from vsgd.torch import VSGD, is_probing
+from vsgd.tensors import probe_seed
+from vsgd.torch import VSGD, is_probing, optimizer
 
 INTERVAL = int(NETWORKS.probe_interval)
+WORTH = optimizer.STATISTICS_WORTH
+DUE = [k for k in range(INTERVAL, 1000) if k % INTERVAL == probe_seed(k // INTERVAL, 0) % INTERVAL]
+"""Steps in which the closure is evaluated at the averaged weights."""
+
+FIRST, SECOND = DUE[:2]
 
 
 def network(momentum: float | None = 0.1) -> nn.Sequential:
@@ -57,18 +63,17 @@ def same(one, other) -> bool:
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_an_evaluation_at_the_averaged_weights_counts_for_all_steps_since_the_last(momentum):
+def test_an_evaluation_at_the_averaged_weights_counts_for_several(momentum):
     model = network(momentum)
     opt = VSGD(model.parameters())
-    train(model, opt, range(2 * INTERVAL))
+    train(model, opt, range(SECOND))
     before, called = copy.deepcopy(model), []
-    opt.step(closure_of(model, opt, 2 * INTERVAL, called))
-    assert len(called) == 3, "at the iterate, at the probe and at the average"
+    opt.step(closure_of(model, opt, SECOND, called))
     assert all(torch.equal(a, b) for a, b in zip(called[-1].parameters(), before.parameters(), strict=True))
     twin = before
     if momentum is not None:
-        twin[1].momentum = 1 - (1 - momentum) ** INTERVAL
-    twin(batch(2 * INTERVAL)[0])
+        twin[1].momentum = 1 - (1 - momentum) ** WORTH
+    twin(batch(SECOND)[0])
     torch.testing.assert_close(statistics(model), statistics(twin))
     assert model[1].momentum == momentum
 
@@ -76,11 +81,11 @@ def test_an_evaluation_at_the_averaged_weights_counts_for_all_steps_since_the_la
 def test_other_steps_leave_statistics_as_they_are():
     model = network()
     opt = VSGD(model.parameters())
-    train(model, opt, range(INTERVAL + 1))
+    train(model, opt, range(FIRST + 1))
     before = statistics(model)
-    train(model, opt, range(INTERVAL + 1, 2 * INTERVAL))
+    train(model, opt, range(FIRST + 1, SECOND))
     assert same(statistics(model), before)
-    train(model, opt, [2 * INTERVAL])
+    train(model, opt, [SECOND])
     assert not same(statistics(model), before)
 
 
@@ -95,8 +100,8 @@ def test_the_first_steps_leave_those_of_the_iterates():
 def test_without_averages_every_step_moves_them(algorithm):
     model = network()
     opt = VSGD(model.parameters(), algorithm=algorithm)
-    train(model, opt, range(INTERVAL + 2))
-    assert model[1].num_batches_tracked == INTERVAL + 2
+    train(model, opt, range(FIRST + 2))
+    assert model[1].num_batches_tracked == FIRST + 2
 
 
 def test_judged_by_them_the_average_is_as_good_as_with_statistics_taken_anew():
@@ -112,9 +117,9 @@ def test_judged_by_them_the_average_is_as_good_as_with_statistics_taken_anew():
 
 def test_the_extra_evaluation_leaves_gradients_and_training_alone():
     plain, other = network(), network()
-    other[1].track_running_stats, other[1].running_mean, other[1].running_var = False, None, None
+    other[1] = nn.BatchNorm1d(8, track_running_stats=False).double()
     opts = [VSGD(model.parameters()) for model in (plain, other)]
-    for step in range(2 * INTERVAL + 1):
+    for step in range(SECOND + 1):
         for model, opt in zip((plain, other), opts, strict=True):
             opt.step(closure_of(model, opt, step))
     for a, b in zip(plain.parameters(), other.parameters(), strict=True):
@@ -125,15 +130,16 @@ def test_the_extra_evaluation_leaves_gradients_and_training_alone():
 def test_loggers_can_tell_it_from_the_first_evaluation():
     model = network()
     opt = VSGD(model.parameters())
-    train(model, opt, range(INTERVAL))
+    train(model, opt, range(FIRST))
     flags = []
 
     def loss_of(output, target):
         flags.append(is_probing())
         return F.mse_loss(output, target)
 
-    opt.step(closure_of(model, opt, INTERVAL, loss_of=loss_of))
-    assert flags == [False, True, True]
+    opt.step(closure_of(model, opt, FIRST, loss_of=loss_of))
+    assert flags == [False, *[True] * (len(flags) - 1)]
+    assert len(flags) > 1
     assert not is_probing()
 
 
@@ -141,16 +147,16 @@ def test_loggers_can_tell_it_from_the_first_evaluation():
 def test_nothing_of_an_evaluation_that_fails_is_kept(ending):
     model = network()
     opt = VSGD(model.parameters())
-    train(model, opt, range(INTERVAL))
-    before, calls = copy.deepcopy(model), []
+    train(model, opt, range(FIRST))
+    before = copy.deepcopy(model)
 
     def loss_of(output, target):
-        calls.append(0)
-        if len(calls) == 3 and ending == "an error":
+        at_average = torch.equal(model[0].weight, before[0].weight)
+        if at_average and ending == "an error":
             raise MemoryError("no memory is left")
-        return F.mse_loss(output, target) * (math.nan if len(calls) == 3 else 1)
+        return F.mse_loss(output, target) * (math.nan if at_average else 1)
 
-    closure = closure_of(model, opt, INTERVAL, loss_of=loss_of)
+    closure = closure_of(model, opt, FIRST, loss_of=loss_of)
     if ending == "an error":
         with pytest.raises(MemoryError):
             opt.step(closure)
@@ -168,13 +174,13 @@ def test_micro_batches_move_them_one_after_the_other():
     def micro_batches(step):
         return [closure_of(model, opt, 2 * step + k) for k in range(2)]
 
-    for step in range(INTERVAL):
+    for step in range(FIRST):
         opt.step(micro_batches(step))
     twin = copy.deepcopy(model)
-    opt.step(micro_batches(INTERVAL))
-    twin[1].momentum = 1 - 0.9**INTERVAL
+    opt.step(micro_batches(FIRST))
+    twin[1].momentum = 1 - 0.9**WORTH
     for k in range(2):
-        twin(batch(2 * INTERVAL + k)[0])
+        twin(batch(2 * FIRST + k)[0])
     torch.testing.assert_close(statistics(model), statistics(twin))
 
 
@@ -189,12 +195,43 @@ def test_a_skipped_step_of_micro_batches_leaves_them_alone():
     assert same(statistics(model), before)
 
 
-def test_layers_in_eval_mode_and_without_statistics_cost_nothing():
+@pytest.mark.parametrize("kind", ["eval mode", "no statistics"])
+def test_layers_without_statistics_to_move_cost_nothing(kind):
     model = network()
-    model[1].eval()
+    if kind == "eval mode":
+        model[1].eval()
+    else:
+        model[1] = nn.BatchNorm1d(8, track_running_stats=False).double()
     opt = VSGD(model.parameters())
-    train(model, opt, range(INTERVAL))
-    before, called = statistics(model), []
-    opt.step(closure_of(model, opt, INTERVAL, called))
-    assert len(called) == 2
-    assert same(statistics(model), before)
+    train(model, opt, range(FIRST))
+    before, called = copy.deepcopy(model), []
+    opt.step(closure_of(model, opt, FIRST, called))
+    assert not any(torch.equal(each[0].weight, before[0].weight) for each in called)
+    assert same(statistics(model), statistics(before))
+
+
+def test_layers_that_take_turns_all_have_their_turn():
+    torch.manual_seed(0)
+    heads = nn.ModuleList(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)) for _ in range(2)).double()
+    opt = VSGD(heads.parameters())
+    for step in range(20 * INTERVAL):
+        x, y = batch(step)
+        opt.minimize(lambda head=heads[step % 2], x=x, y=y: F.mse_loss(head(x), y))
+    tracked = [int(head[1].num_batches_tracked) for head in heads]
+    assert min(tracked) >= INTERVAL / 2 + 5, "more than in the first steps, which move both"
+
+
+def test_weights_that_the_closure_changes_are_not_taken_for_changes_by_the_user():
+    """As `max_norm` changes them: iterates must not jump to the average."""
+    model = network()
+    opt = VSGD(model.parameters())
+
+    def renormalize(layer, inputs):
+        layer.weight.data.mul_(0.999)
+
+    train(model, opt, range(SECOND))
+    before = opt.state[model[3].weight]["iterate"].clone()
+    model[3].register_forward_pre_hook(renormalize)
+    opt.step(closure_of(model, opt, SECOND))
+    after = opt.state[model[3].weight]["iterate"]
+    assert (after - before).norm() < (after - model[3].weight).norm()

@@ -74,7 +74,7 @@ class Networks(NamedTuple):
         window_share: and at least this share of all steps.
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
         eigenbasis: whether coordinates are decoupled where that is cheap.
-        max_horizon: rates are optimal for at most so many steps.
+        max_horizon: the longest horizon, in steps, that rates are optimal for.
     """
 
     epsilon: float = 1e-36

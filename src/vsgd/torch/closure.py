@@ -63,7 +63,7 @@ _PROBING: ContextVar[bool] = ContextVar("vsgd_probing", default=False)
 
 
 def is_probing() -> bool:
-    """Is this the second evaluation of a minibatch, at probed parameters? Loggers and counters may want to skip it."""
+    """Is this a further evaluation of a minibatch, at other parameters? Loggers and counters may want to skip it."""
     return _PROBING.get()
 
 
@@ -186,7 +186,8 @@ class SavedBuffer(NamedTuple):
     @property
     def is_statistic(self) -> bool:
         """Is it part of the running statistics that a normalization gathers while it trains?"""
-        return isinstance(self.module, NORMALIZATIONS) and self.module.training
+        module: Any = self.module
+        return isinstance(module, NORMALIZATIONS) and module.training and module.running_mean is not None
 
 
 @contextmanager
@@ -230,8 +231,9 @@ def worth_updates(updates: float, saved: Iterable[SavedBuffer]) -> Iterator[None
             module.momentum = momentum if momentum is None else 1 - (1 - momentum) ** updates
         yield
     finally:
-        for module, momentum in momenta.items():
-            module.momentum = momentum
+        with signals_deferred():
+            for module, momentum in momenta.items():
+                module.momentum = momentum
 
 
 class Replay:

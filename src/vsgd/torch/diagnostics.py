@@ -105,7 +105,7 @@ def diagnose(
                     name=names[index] if names else f"group {number}, parameter {index}",
                     coordinates=len(block.theta),
                     basis=describe(parameter, states[parameter]) if uses_basis else "as it is",
-                    rate=_quantiles(rates(block, group["samples"], config, horizon_of(group)) * group["lr"]),
+                    rate=_quantiles(rates(block, group["samples"], config, horizon_of(group)) * float(group["lr"])),
                     memory=_quantiles(state.memory),
                     signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
                     outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),

@@ -16,7 +16,7 @@ from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.tensors import Config, averages_iterates
+from vsgd.tensors import Config, averages_iterates, probe_seed
 from vsgd.torch import basis
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.closure import (
@@ -68,6 +68,10 @@ from vsgd.torch.work import (
 PATIENCE = 10
 """Steps in a row that may be skipped because something was not finite."""
 
+STATISTICS_WORTH = 4.0
+"""So many evaluations an evaluation at the averaged weights counts for in running statistics, as there are few: with
+more these would be those of a single minibatch, with fewer they would lag behind the weights."""
+
 LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
 
@@ -80,8 +84,8 @@ class VSGD(Optimizer):
     """Stochastic gradient descent whose rates set themselves, one for each coordinate (Schaul & LeCun 2013).
 
     `step(closure)` calls the closure once or twice, the second time with probed parameters, the same random numbers and
-    buffers left as they were. Gradients are cleared before each call. Afterwards the parameters are the weights to
-    evaluate and save; there is no mode to switch.
+    buffers left as they were; with BatchNorm now and then once more, for its statistics. Gradients are cleared before
+    each call. Afterwards the parameters are the weights to evaluate and save; there is no mode to switch.
 
     Args:
         params: parameters or groups of them, as for any optimizer.
@@ -335,22 +339,24 @@ class VSGD(Optimizer):
     def _move_statistics(self, replays: list[Replay], scaler: Any) -> None:
         """Let running statistics, as BatchNorm has them, be those of the averaged weights, which are evaluated.
 
-        As often as a probe is due an evaluation at these weights counts for all steps since the last. In the steps
-        before the first, in which the average hardly differs from the iterates, those of the iterates will do.
+        Some steps evaluate the closure at these weights, too, and only that moves statistics. In the steps before the
+        first probe, in which the average hardly differs from the iterates, those of the iterates will do.
         """
         steps = self.param_groups[0]["steps"]
-        intervals = [g["algorithm"].probe_interval for g in self.param_groups if averages_iterates(g["algorithm"])]
-        if not intervals or steps < min(intervals):
+        averaged = [g["algorithm"].probe_interval for g in self.param_groups if averages_iterates(g["algorithm"])]
+        if not averaged or steps < (interval := int(min(averaged))):
             return
         for replay in reversed(replays):
             replay.undo_statistics()
-        due = steps % min(intervals) == 0
-        if due and self._replicas.all(any(replay.has_statistics for replay in replays)):
+        # one step of each interval, and not always the same: layers or data may come in turns
+        due = steps % interval == probe_seed(steps // interval, 0) % interval
+        if due and not self._replicas.all(not any(replay.has_statistics for replay in replays)):
             grads = {p: p.grad for p in self._parameters()}
             self._close()
             for replay in replays:
-                self._evaluate(partial(replay.again, statistics=min(intervals)), scaler, record=False)
-            self._open()
+                self._evaluate(partial(replay.again, statistics=STATISTICS_WORTH), scaler, record=False)
+            for _, storage in self._storages:  # what a closure does to weights is not what `_open` looks for
+                storage.open()
             for parameter, grad in grads.items():
                 parameter.grad = grad
 

@@ -178,6 +178,8 @@ def settle(group: Group, gains: list[Any], loss: float, has_tables: bool) -> Non
     if not has_tables:
         progress = networks.progress(networks.Progress(*group["progress"]), loss, bend, steps - 1, config)
         group["progress"] = [float(number) for number in progress]
+    else:
+        group["progress"] = [*group["progress"][:2], 1.0]
 
 
 def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0) -> None:

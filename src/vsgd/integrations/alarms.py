@@ -70,7 +70,7 @@ def _without_gradient(last: Record) -> list[str]:
 
 
 def implied_curvature(tensor: TensorRecord) -> float:
-    """The median rate is the signal fraction over the curvature (eq. 3), so this is about the curvature."""
+    """The median rate is about the signal fraction over the curvature (eq. 3), the more so the shorter the horizon."""
     fraction = 1 / (1 + 1 / tensor.signal_to_noise) if tensor.signal_to_noise > 0 else 0.0
     return fraction / tensor.rate if tensor.rate > 0 else math.nan
 

@@ -10,7 +10,7 @@
         def configure_optimizers(self):
             return VSGD(self.parameters())
 
-Lightning passes a closure by itself. The mixin hides the evaluations at probed parameters from `self.log`, metrics and
+Lightning passes a closure by itself. The mixin hides further evaluations of a batch from `self.log`, metrics and
 the outputs that callbacks see, and makes micro-batches of `accumulate_grad_batches`.
 """
 
@@ -100,7 +100,7 @@ class MicroBatches(Callback):
 class VSGDMixin:
     """In front of `LightningModule`, for automatic optimization with `VSGD`. Other optimizers are left alone.
 
-    `training_step` is called again in about a tenth of the batches, at probed parameters. What it logs then is dropped,
+    `training_step` is called again in about a tenth of the batches, at other parameters. What it logs then is dropped,
     metrics do not see it, and `outputs["loss"]` is the first loss; anything else that counts should ask
     `vsgd.torch.is_probing()`. With `accumulate_grad_batches` each batch is a sample, and clipping is of each. A batch
     for which `training_step` returns None is left out.

@@ -13,7 +13,7 @@ from vsgd.bench import web
 from vsgd.bench.compare import curves
 from vsgd.bench.compare.judging import TOLERANCE
 from vsgd.bench.compare.table import Table, what_was_run
-from vsgd.bench.compare.tables import Grid, all_tables, missing, not_run, result_tables, setting_tables
+from vsgd.bench.compare.tables import Grid, all_tables, missing, not_run
 from vsgd.errors import one_line
 
 GRIDS = (
@@ -175,9 +175,7 @@ def _drawings(table: Table) -> str:
 
 def html(table: Table, page: Page) -> str:
     made = origin(table, page)
-    shown = what_was_run(table)
-    results = result_tables(shown) if table.cells else []
-    tables = "".join(_table(grid, made) for grid in results + setting_tables(table))
+    tables = "".join(_table(grid, made) for grid in all_tables(table))
     lacking = missing(table)
     measured = "".join(f"<li>{_rich(text)}</li>" for text in protocol(table))
     body = f"""<h1>{page.title}</h1>
@@ -188,4 +186,4 @@ def html(table: Table, page: Page) -> str:
 <section id=missing>{_table(lacking, made) if lacking.rows else ""}</section>
 <h2>How it was measured</h2><ul>{measured}</ul>"""
     scripts = ["plot.js", "controls.js", "compare.js"] if table.cells else []
-    return web.page(f"vsgd: {page.title}", body, curves.data(shown), scripts)
+    return web.page(f"vsgd: {page.title}", body, curves.data(what_was_run(table)), scripts)

@@ -22,7 +22,7 @@ from vsgd.bench.compare.judging import (
 from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.ours import OURS
 from vsgd.bench.compare.runs import setting_name
-from vsgd.bench.compare.table import Cell, Table
+from vsgd.bench.compare.table import Cell, Table, what_was_run
 from vsgd.bench.compare.workloads import Workload
 
 SIGNS = {"better": "+", "not worse": "=", "worse": "−", None: "·"}
@@ -262,4 +262,5 @@ def setting_tables(table: Table) -> list[Grid]:
 
 
 def all_tables(table: Table) -> list[Grid]:
-    return result_tables(table) + setting_tables(table)
+    """Results of what was run, and the settings of all."""
+    return (result_tables(what_was_run(table)) if table.cells else []) + setting_tables(table)

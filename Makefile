@@ -20,6 +20,7 @@ results: $(VENV)/.test  ## the tables of the comparison in docs, from the runs i
 	$(BIN)/vsgd compare --suite large --optimizers $(TABLED) --out $(RUNS) --rates $(RUNS)/large/rates.json
 	cp $(RUNS)/results.md docs/results-networks.md
 	cp $(RUNS)/large/results.md docs/results-large.md
+	cp $(RUNS)/large/profiles.png docs/figures/profiles.png
 
 docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutorials: site/index.html
 	$(BIN)/sphinx-build -W --keep-going -q docs site

@@ -368,13 +368,23 @@ class VSGD(Optimizer):
             if not self._replicas.all(all(bool(number.isfinite()) for number in numbers)):
                 self._give_up(scaler)
 
-        check_finite(first)
-        with basis.flop_counter() as counter:
+        def repeat() -> None:
             again = [self._evaluate(replay.again, scaler, record=False) for replay in replays]
-        check_finite(again)
-        with self._replicas.sharing_errors():
-            for each, other in zip(first, again, strict=True):
-                check_repeatable(each, other)
+            check_finite(again)
+            with self._replicas.sharing_errors():
+                for each, other in zip(first, again, strict=True):
+                    check_repeatable(each, other)
+
+        check_finite(first)
+        # operations are counted in code that is not compiled, and torch would not compile again what it met meanwhile
+        with torch.compiler.set_stance("force_eager"), basis.flop_counter() as counter:
+            try:
+                repeat()
+                repeated = True
+            except RuntimeError:
+                repeated = False
+        if not repeated:  # compiled code draws other random numbers, so it is asked to repeat itself
+            repeat()
         check_averaged(self._replicas, first[0])
         flops = self._replicas.mean(float(counter.get_total_flops()))
         for group in self.param_groups:

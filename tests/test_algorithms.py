@@ -262,7 +262,8 @@ class TestNetworks:
         np.testing.assert_array_equal(networks.probe(0.5, bits), np.where(bits == 1, 0.5, -0.5))
 
     def test_a_second_gradient_is_due_at_times_and_where_the_first_is_long(self):
-        assert [step for step in range(25) if networks.probe_due(step)] == [0, 10, 20]
+        assert [unprobed for unprobed in range(12) if networks.probe_due(unprobed, False)] == [9, 10, 11]
+        assert [unprobed for unprobed in range(12) if networks.probe_due(unprobed, True)] == [4, 5, 6, 7, 8, 9, 10, 11]
         assert not networks.is_long(3.9, 1.0)
         assert networks.is_long(4.1, 1.0)
 

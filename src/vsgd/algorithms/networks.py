@@ -64,7 +64,7 @@ class Networks(NamedTuple):
         variance_floor: a variance below this fraction of the mean square is rounding.
         probe_scale: |δ| as a fraction of the length scale of its tensor.
         min_rms: the length scale where all parameters are zero.
-        probe_interval: a second gradient is taken in every so many steps, and where the first is unusually long.
+        probe_interval: a second gradient is taken in every so many steps, or half as many if the first is long.
         min_memory_cap: τ grows no further than the larger of this and √(samples seen).
         variance_inflation: v̄ and v̄^fd are multiplied by this at the end of the bootstrap.
         shrinkage: weight with which the mean curvature of a tensor enters that of each of its coordinates.
@@ -184,9 +184,9 @@ def probe(size: Array, positive: Array) -> Array:
     return (positive == 1) * size - (positive == 0) * size
 
 
-def probe_due(step: Array, config: Networks = NETWORKS) -> Array:
-    """Is a second gradient due at this step, whatever the first one looks like?"""
-    return step % config.probe_interval == 0
+def probe_due(unprobed: Array, long: Array, config: Networks = NETWORKS) -> Array:
+    """Is a second gradient due, when so many steps went without? Twice as soon where the first is unusually `long`."""
+    return (unprobed + 1) * (1 + long) >= config.probe_interval
 
 
 def is_long(norm_sq: Array, expected_norm_sq: Array, config: Networks = NETWORKS) -> Array:

@@ -176,7 +176,7 @@ def networks_update(
 ) -> Any:
     """The default for a tensor of one coordinate. Where no second gradient is due, the curvature is the known one."""
     mean = state.inner.mean
-    due = networks.probe_due(t, params) | (state.inner.seen < params.bootstrap)
+    due = networks.probe_due((t - 1) % params.probe_interval, False, params) | (state.inner.seen < params.bootstrap)
     batch = Moments(
         grad=batch.grad,
         grad_sq=batch.grad_sq,

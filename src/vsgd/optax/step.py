@@ -60,8 +60,8 @@ class State(NamedTuple):
     bend: Array
     """½ (θ−θ̄)ᵀ|H|(θ−θ̄), as it was at the last probe."""
     progress: Progress
-    probed: Array
-    """Did the last step probe? Length scales are measured after that."""
+    unprobed: Array
+    """Steps since the last that took a second gradient. Length scales are measured after that one."""
 
 
 class Local(NamedTuple):
@@ -124,7 +124,9 @@ def take_step(
     if value is not None:
         usable &= jnp.isfinite(value)
     scales = lax.cond(
-        state.probed & usable, lambda: length_scales(work, state, value, config), lambda: [w.totals.scale for w in work]
+        (state.unprobed == 0) & usable,
+        lambda: length_scales(work, state, value, config),
+        lambda: [w.totals.scale for w in work],
     )
     work = [w._replace(totals=w.totals._replace(scale=scale)) for w, scale in zip(work, scales, strict=True)]
 
@@ -173,7 +175,7 @@ def take_step(
         averaging=jax.tree.map(if_usable, averaging, state.averaging),
         bend=if_usable(new_bend, state.bend),
         progress=jax.tree.map(if_usable, progress, state.progress),
-        probed=jnp.where(usable, due, state.probed),
+        unprobed=jnp.where(usable, jnp.where(due, 0, state.unprobed + 1), state.unprobed),
     )
 
 
@@ -256,7 +258,7 @@ def probe_is_due(work: list[Local], state: State, count: Array, config: Config) 
     if isinstance(config, Paper):
         return jnp.asarray(paper.probe_due(0, config))
     usual = all_of(~networks.is_long(squared_norm(w.grad), expected_norm_sq(w.totals, count), config) for w in work)
-    return jnp.asarray(networks.probe_due(state.step, config) | (state.seen < config.bootstrap) | ~usual)
+    return jnp.asarray(networks.probe_due(state.unprobed, ~usual, config) | (state.seen < config.bootstrap))
 
 
 def measure(

@@ -19,7 +19,7 @@ ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in (Networks, Paper)}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIDES = ("left", "right")
 
-COUNTS = ("steps", "skipped", "skipped_in_a_row")
+COUNTS = ("steps", "unprobed", "skipped", "skipped_in_a_row")
 SETTINGS = ("lr", "weight_decay")
 NUMBERS = ("samples", "gradient_flops")
 

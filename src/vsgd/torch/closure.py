@@ -221,7 +221,7 @@ def save_buffers(module: nn.Module, args: Any) -> None:
 
 @functools.cache
 def watch_modules() -> None:
-    """Have `save_buffers` called before every module, once and for all: torch compiles anew when there are new hooks."""
+    """Have `save_buffers` called before every module, once and for all: a new hook would make torch compile anew."""
     register_module_forward_pre_hook(save_buffers)
 
 

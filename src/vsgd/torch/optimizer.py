@@ -164,6 +164,7 @@ class VSGD(Optimizer):
             "algorithm": algorithm,
             "maximize": maximize,
             "steps": 0,
+            "unprobed": 0,
             "skipped": 0,
             "skipped_in_a_row": 0,
             "samples": 1.0,
@@ -180,7 +181,7 @@ class VSGD(Optimizer):
             if not group[name] >= 0:
                 raise ValueError(f"{name} is {group[name]}, it must be at least 0")
         if self.param_groups:
-            group["steps"] = self.param_groups[0]["steps"]
+            group |= {name: self.param_groups[0][name] for name in ("steps", "unprobed")}
         super().add_param_group(group)
         try:
             check_parameters(self._parameters())
@@ -314,7 +315,7 @@ class VSGD(Optimizer):
         work = collect(self._storages, first, totals, self._replicas)
         probing = probe_is_due(work)
         if not probing:  # a probe that is due anyway needs no look at the numbers first
-            probing = self._look_at(first, work, scaler)
+            probing = probe_is_due(work, long=self._look_at(first, work, scaler))
         second = None
         if probing:
             places = {p: k for k, p in enumerate(self._parameters())}
@@ -339,8 +340,8 @@ class VSGD(Optimizer):
     def _move_statistics(self, replays: list[Replay], scaler: Any) -> None:
         """Let running statistics, as BatchNorm has them, be those of the averaged weights, which are evaluated.
 
-        Some steps evaluate the closure at these weights, too, and only that moves statistics. In the steps before the
-        first probe, in which the average hardly differs from the iterates, those of the iterates will do.
+        Some steps evaluate the closure at these weights, too, and only that moves statistics. At first, when the
+        average hardly differs from the iterates, those of the iterates will do.
         """
         steps = self.param_groups[0]["steps"]
         averaged = [g["algorithm"].probe_interval for g in self.param_groups if averages_iterates(g["algorithm"])]
@@ -442,10 +443,12 @@ class VSGD(Optimizer):
         self.step_noise: StepNoise | None = noise_of(work)
         if self.step_noise is not None:
             self._noise: Noise = observe(self._noise, self.step_noise.variance, self.step_noise.signal)
-        if any(w.delta is not None for w in work):
+        probed = any(w.delta is not None for w in work)
+        if probed:
             measure_scales(self._storages)
         for group in self.param_groups:
             group["steps"] += 1
+            group["unprobed"] = 0 if probed else group["unprobed"] + 1
             group["skipped_in_a_row"] = 0
 
     def _objective(self, first: list[Evaluation]) -> Tensor:

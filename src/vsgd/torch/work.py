@@ -79,7 +79,7 @@ def collect_again(
     return w._replace(batch=found.batch)
 
 
-def probe_is_due(work: list[Work]) -> bool:
+def probe_is_due(work: list[Work], long: bool = False) -> bool:
     """By the schedule, or because averages are just being started; rows of a table start whenever they come."""
 
     def is_due(w: Work) -> bool:
@@ -87,7 +87,7 @@ def probe_is_due(work: list[Work]) -> bool:
         if isinstance(config, Paper):
             return paper.probe_due(w.group["steps"], config)
         starting = isinstance(w.storage, Dense) and engine.is_starting(w.block, w.batch, config)
-        return starting or networks.probe_due(w.group["steps"], config)
+        return starting or networks.probe_due(w.group["unprobed"], long, config)
 
     return any(map(is_due, work))
 

@@ -61,6 +61,9 @@ DEFERRED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "
 
 _PROBING: ContextVar[bool] = ContextVar("vsgd_probing", default=False)
 
+_SAVING: ContextVar[tuple[Saving, ...]] = ContextVar("vsgd_saving", default=())
+"""Where buffers are being saved, the outermost first."""
+
 
 def is_probing() -> bool:
     """Is this a further evaluation of a minibatch, at other parameters? Loggers and counters may want to skip it."""
@@ -141,11 +144,11 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
 
 
 def without_grad(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.no_grad()`, but an interrupt in the midst of switching leaves this, and `is_probing`, as they were."""
+    """`torch.no_grad()`, but an interrupt in the midst of switching leaves this and what is above as it was."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        enabled = torch.is_grad_enabled()
+        enabled, saving = torch.is_grad_enabled(), _SAVING.get()
         try:
             with torch.no_grad():
                 return function(*args, **kwargs)
@@ -153,6 +156,7 @@ def without_grad(function: Callable[P, T]) -> Callable[P, T]:
             with signals_deferred():
                 torch.set_grad_enabled(enabled)
                 _PROBING.set(False)
+                _SAVING.set(saving)
             raise
 
     return call
@@ -200,10 +204,6 @@ class Saving(NamedTuple):
 
     buffers: list[SavedBuffer]
     covered: set[int]
-
-
-_SAVING: ContextVar[tuple[Saving, ...]] = ContextVar("vsgd_saving", default=())
-"""What is being saved in this thread, the outermost first."""
 
 
 def save_buffers(module: nn.Module, args: Any) -> None:

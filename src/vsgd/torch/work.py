@@ -87,7 +87,7 @@ def probe_is_due(work: list[Work], long: bool = False) -> bool:
         if isinstance(config, Paper):
             return paper.probe_due(w.group["steps"], config)
         starting = isinstance(w.storage, Dense) and engine.is_starting(w.block, w.batch, config)
-        return starting or networks.probe_due(w.group["unprobed"], long, config)
+        return w.group["steps"] == 0 or starting or networks.probe_due(w.group["unprobed"], long, config)
 
     return any(map(is_due, work))
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
 
+from vsgd import NETWORKS
 from vsgd.integrations.lightning import VSGDMixin
 from vsgd.torch import VSGD, is_probing
 
@@ -132,6 +133,28 @@ def test_a_run_equals_a_plain_loop(tmp_path, micro_batches, max_norm, dropout):
     assert trainer.global_step == opt.param_groups[0]["steps"] == -(-ROWS // BATCH // micro_batches)
     assert watch.logged == pytest.approx(module.losses)
     assert module.samples == ROWS
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "moves"),
+    [(NETWORKS, 10 + 2 * 2), (NETWORKS._replace(average_iterates=False), 60)],
+    ids=["averaged", "not averaged"],
+)
+def test_running_statistics_are_those_of_the_averaged_weights(tmp_path, algorithm, moves):
+    """At first the last batch of each step moves them, then both batches in one step of ten, at the average."""
+
+    class Normalized(Module):
+        def __init__(self):
+            super().__init__()
+            self.layers.insert(1, nn.BatchNorm1d(16))
+
+        def configure_optimizers(self):
+            return VSGD(self.parameters(), algorithm=algorithm)
+
+    module = Normalized()
+    trainer, _ = fit(module, tmp_path, max_epochs=3, accumulate_grad_batches=2)
+    assert trainer.global_step == 30
+    assert module.layers[1].num_batches_tracked == moves
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])

@@ -34,9 +34,9 @@ def add_command(commands: Any) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--suite",
-        choices=("small", "large"),
+        choices=("small", "large", "unseen"),
         default="small",
-        help="13 networks of seconds each, or 9 of minutes (default: small)",
+        help="13 networks of seconds each, 9 of minutes, or 9 that vSGD was not developed on (default: small)",
     )
     which.add_argument("--quick", action="store_true", help="a few workloads and opponents in less than three minutes")
     which.add_argument(
@@ -46,7 +46,7 @@ def add_command(commands: Any) -> None:
     command.add_argument("--workloads", type=names, metavar="NAME,...", help="only these (default: all)")
     command.add_argument("--optimizers", type=names, metavar="NAME,...", help="only these (default: all)")
     command.add_argument(
-        "--seeds", type=at_least(1), help="runs of each (default: 5; large, ablations: 3; quick, stress: 2)"
+        "--seeds", type=at_least(1), help="runs of each (default: 5; large, unseen, ablations: 3; quick, stress: 2)"
     )
     command.add_argument(
         "--rates",

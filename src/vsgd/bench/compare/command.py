@@ -14,7 +14,7 @@ from vsgd.bench.compare.methods import Method
 from vsgd.bench.compare.ours import ABLATIONS, DEFAULT
 from vsgd.bench.compare.pages import Page, html, markdown, tables_only
 from vsgd.bench.compare.stress import stress_table, stress_workloads
-from vsgd.bench.compare.suites import LARGE, SMALL, Suite, quick
+from vsgd.bench.compare.suites import LARGE, SMALL, UNSEEN, Suite, quick
 from vsgd.bench.compare.table import Table, assemble, compute
 from vsgd.bench.compare.tables import Grid, finals
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
@@ -53,6 +53,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
         return Plan(quick(), out / "quick", partial(whole_pages, pages.QUICK))
     if arguments.suite == "large":
         return Plan(LARGE, out / "large", partial(whole_pages, pages.LARGE))
+    if arguments.suite == "unseen":
+        return Plan(UNSEEN, out / "unseen", partial(whole_pages, pages.UNSEEN))
     return Plan(SMALL, out, partial(whole_pages, pages.SMALL))
 
 

@@ -20,6 +20,10 @@ GRIDS = (
     "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
     "chosen by the loss that is reported favors the grids."
 )
+SETTLED = (
+    "The constants of vSGD's default were settled in trials on some of these networks with the first three seeds, "
+    "looking at held-out losses; `docs/laboratory.md` lists trials. The opponents' defaults were settled elsewhere."
+)
 PROTOCOL = (
     "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
     GRIDS,
@@ -32,8 +36,7 @@ PROTOCOL = (
     "loss is judged by, so that the difference of the two is what is over-fitted.",
     "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
     "A loss that is not finite ends a run as diverged: its loss is infinite.",
-    "The constants of vSGD's default were settled in trials on some of these networks with the first three seeds, "
-    "looking at held-out losses; `docs/laboratory.md` lists trials. The opponents' defaults were settled elsewhere.",
+    SETTLED,
     "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
     "final loss is the mean over the stream.",
 )
@@ -60,6 +63,8 @@ class Page(NamedTuple):
     title: str
     words: str
     flag: str = ""
+    constants: str = SETTLED
+    """Where those of vSGD come from."""
 
 
 SMALL = Page(
@@ -68,6 +73,12 @@ SMALL = Page(
     "others run at their defaults.",
 )
 LARGE = Page("Optimizers on larger networks, side by side", SMALL.words, " --suite large")
+UNSEEN = Page(
+    "Optimizers on unseen networks, side by side",
+    f"Networks that no constant of vSGD was settled on. {SMALL.words}",
+    " --suite unseen",
+    "No constant of vSGD's default was settled on these networks, nor changed after they were first run.",
+)
 QUICK = Page(
     SMALL.title,
     "**This is the quick version: few workloads and optimizers, and a third of the epochs. It shows what the command "
@@ -87,16 +98,16 @@ def command(table: Table, page: Page) -> str:
     return f"vsgd compare{page.flag} --seeds {table.seeds}{rates}"
 
 
-def protocol(table: Table) -> list[str]:
+def protocol(table: Table, page: Page) -> list[str]:
     """How it was measured, also where the rates were chosen if that was not here."""
-    if table.given is None:
-        return [*PROTOCOL]
-    grids = (
-        "The rates of grids were chosen in an earlier comparison, by the lowest final held-out loss on the first seed, "
-        f"and are in `{table.given.name}`; without `--rates` they are chosen anew. Being chosen by the loss that is "
-        "reported favors the grids."
-    )
-    return [grids if text == GRIDS else text for text in PROTOCOL]
+    instead = {SETTLED: page.constants}
+    if table.given is not None:
+        instead[GRIDS] = (
+            "The rates of grids were chosen in an earlier comparison, by the lowest final held-out loss on the first "
+            f"seed, and are in `{table.given.name}`; without `--rates` they are chosen anew. Being chosen by the loss "
+            "that is reported favors the grids."
+        )
+    return [instead.get(text, text) for text in PROTOCOL]
 
 
 def origin(table: Table, page: Page) -> str:
@@ -121,7 +132,7 @@ def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
 
 def markdown(table: Table, page: Page) -> str:
     """All tables, and how they were measured."""
-    measured = ["", *(f"- {text}" for text in protocol(table))]
+    measured = ["", *(f"- {text}" for text in protocol(table, page))]
     lacking = missing(table)
     grids = all_tables(table) + ([lacking] if lacking.rows else [])
     return "\n".join([*_opening(table, page), *measured, *_sections(grids, origin(table, page)), ""])
@@ -177,7 +188,7 @@ def html(table: Table, page: Page) -> str:
     made = origin(table, page)
     tables = "".join(_table(grid, made) for grid in all_tables(table))
     lacking = missing(table)
-    measured = "".join(f"<li>{_rich(text)}</li>" for text in protocol(table))
+    measured = "".join(f"<li>{_rich(text)}</li>" for text in protocol(table, page))
     body = f"""<h1>{page.title}</h1>
 <p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
 {'<p>Parts of it <a href="#missing">are missing</a>.</p>' if lacking.rows else ""}

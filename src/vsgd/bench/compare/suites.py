@@ -17,6 +17,7 @@ from vsgd.bench.compare.opponents import (
     SOAP_COSINE,
 )
 from vsgd.bench.compare.ours import AS_PUBLISHED, DEFAULT
+from vsgd.bench.compare.unseen import UNSEEN_WORKLOADS
 from vsgd.bench.compare.workloads import WORKLOADS, Workload
 
 
@@ -39,6 +40,12 @@ LARGE = Suite(
         PRODIGY_COSINE,
         COCOB,
     ),
+    3,
+)
+
+UNSEEN = Suite(
+    UNSEEN_WORKLOADS,
+    (DEFAULT, ADAMW_COSINE, SOAP_COSINE, MUON_COSINE, SCHEDULE_FREE_WARM_UP, PRODIGY_COSINE, COCOB),
     3,
 )
 

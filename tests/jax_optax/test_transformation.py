@@ -158,11 +158,14 @@ def test_a_second_gradient_that_is_not_due_is_not_computed():
 @pytest.mark.slow
 def test_an_unusually_long_gradient_is_probed():
     tx = vsgd.optax.vsgd()
-    params, state = trained(tx, 15)
+    params, state = trained(tx, 18)
     step = step_of(tx, squared_error)
     x, y = next(batches(1, SIZES))
-    assert not step(params, state, (x, y))[1].probed
-    assert step(params, state, (x, 100 * y))[1].probed
+    assert state.unprobed == 5, "the last was the thirteenth"
+    assert step(params, state, (x, y))[1].unprobed == 6
+    assert step(params, state, (x, 100 * y))[1].unprobed == 0
+    params, state = trained(tx, 15)
+    assert step(params, state, (x, 100 * y))[1].unprobed == 3, "too soon"
 
 
 @pytest.mark.slow

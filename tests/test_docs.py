@@ -52,6 +52,12 @@ def test_every_tutorial_runs(tutorial, tmp_path):
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
 
 
+def test_the_tables_of_readme_are_those_of_the_pages():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = runpy.run_path(str(ROOT / "scripts" / "readme_tables.py"))
+    assert script["filled"](readme) == readme, "`make results` fills them"
+
+
 def test_pages_link_to_what_is_there():
     link = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
     links = [(page, target) for page in PAGES for target in link.findall(page.read_text())]

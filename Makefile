@@ -3,7 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED := 1
 RUNS := benchmarks/compare
-TABLED := vsgd,adamw-cosine,soap-cosine,muon-cosine
+TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
+UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: run docs docs-site results test test-all fuzz bench lint dist pythons clean
@@ -16,11 +17,18 @@ docs: run  ## what README and docs show of it
 	cp report/numbers.md docs/results.md
 
 results: $(VENV)/.test  ## the tables of the comparison in docs, from the runs in benchmarks/compare; what these lack is trained
-	$(BIN)/vsgd compare --optimizers $(TABLED) --out $(RUNS) --rates $(RUNS)/rates.json
-	$(BIN)/vsgd compare --suite large --optimizers $(TABLED) --out $(RUNS) --rates $(RUNS)/large/rates.json
+	$(BIN)/vsgd compare --optimizers vsgd,$(TUNED),$(UNTUNED) --out $(RUNS) --rates $(RUNS)/rates.json
+	$(BIN)/vsgd compare --suite large --out $(RUNS) --rates $(RUNS)/large/rates.json
+	$(BIN)/vsgd compare --suite unseen --out $(RUNS) --rates $(RUNS)/unseen/rates.json
+	$(BIN)/vsgd compare --ablations --seeds 2 --out $(RUNS)
+	$(BIN)/vsgd compare --stress --seeds 1 --out $(RUNS)
 	cp $(RUNS)/results.md docs/results-networks.md
 	cp $(RUNS)/large/results.md docs/results-large.md
+	cp $(RUNS)/unseen/results.md docs/results-unseen.md
+	cp $(RUNS)/ablations.md docs/results-ablations.md
+	cp $(RUNS)/stress.md docs/results-stress.md
 	cp $(RUNS)/large/profiles.png docs/figures/profiles.png
+	$(BIN)/python scripts/readme_tables.py
 
 docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutorials: site/index.html
 	$(BIN)/sphinx-build -W --keep-going -q docs site

@@ -124,15 +124,16 @@ class RowGRU(nn.Module):
         return logits
 
 
+def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """A convolution of a U-Net, normalized."""
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
+
+
 class Denoiser(nn.Module):
     """A U-Net of two resolutions: the noise of an image, whose second channel is the noise level."""
 
     def __init__(self, width: int = 16):
         super().__init__()
-
-        def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-            return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
-
         self.enter = convolution(2, width)
         self.down = convolution(width, 2 * width, stride=2)
         self.middle = nn.Sequential(convolution(2 * width, 2 * width), convolution(2 * width, 2 * width))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from vsgd.bench.compare import data, networks
 from vsgd.bench.compare.data import Split
+from vsgd.bench.compare.large_networks import convolution
 from vsgd.bench.compare.workloads import Task, Workload
 
 PIXELS = 64
@@ -90,10 +91,6 @@ class Segmenter(nn.Module):
 
     def __init__(self, width: int = 16):
         super().__init__()
-
-        def convolution(inputs: int, outputs: int) -> nn.Sequential:
-            return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
-
         self.fine, self.coarse = convolution(1, width), convolution(width, 2 * width)
         self.merge, self.read = convolution(3 * width, width), nn.Conv2d(width, 1, 1)
 
@@ -180,6 +177,8 @@ def encoder(seed: int, sparse: bool) -> Task:
 
 
 class Adder(nn.Module):
+    """A GRU that answers with one number after the last."""
+
     def __init__(self, width: int = 48):
         super().__init__()
         self.gru, self.read = nn.GRU(2, width, batch_first=True), nn.Linear(width, 1)

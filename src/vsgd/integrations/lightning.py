@@ -33,7 +33,7 @@ with needs_extra("vsgd.integrations.lightning", "integrations"):
 
 from vsgd.tensors import averages_iterates
 from vsgd.torch import VSGD, is_probing
-from vsgd.torch.closure import Closure, SavedBuffer, restore_buffers, saving_buffers
+from vsgd.torch.closure import Closure, Saving, restore_buffers, saving_buffers
 
 
 class NoLoss(Exception):
@@ -47,7 +47,7 @@ class MicroBatches(Callback):
         self._closures: list[Closure] = []
         self._iterates = ExitStack()
         self._random: list[Any] = []
-        self._buffers: list[SavedBuffer] = []
+        self._saved = Saving([], set(), {})
         self._stepped = False
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -55,7 +55,7 @@ class MicroBatches(Callback):
         if (optimizer := accumulating(trainer)) is not None:
             self._iterates.enter_context(optimizer.iterates())
             self._random = [torch.get_rng_state(), torch.cuda.get_rng_state_all()]
-            self._buffers = self._iterates.enter_context(saving_buffers())
+            self._saved = self._iterates.enter_context(saving_buffers())
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -66,7 +66,7 @@ class MicroBatches(Callback):
             return
         if any(averages_iterates(group["algorithm"]) for group in optimizer.param_groups):
             # running statistics are to be those of the averaged weights, and this batch was evaluated at the iterates
-            restore_buffers(each for each in self._buffers if each.is_statistic)
+            restore_buffers(each for each in self._saved.buffers if each.is_statistic)
         if outputs:
             self._closures.append(self._keep(trainer, module, outputs["loss"], batch, batch_idx))
 

@@ -12,6 +12,7 @@ from vsgd.algorithms.networks import Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.tensors import LEAST_PROBE, UNLIMITED, Config, Totals
 from vsgd.torch.basis import matrix_shape
+from vsgd.torch.running import Correction
 from vsgd.torch.shards import is_sharded, local_of
 from vsgd.torch.storage import STATISTICS, ParamState, is_blank, precision
 
@@ -39,6 +40,7 @@ class Checkpoint(NamedTuple):
     algorithms: list[Config]
     """Of each group."""
     states: dict[Tensor, ParamState]
+    corrections: dict[str, Correction]
 
 
 def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
@@ -70,7 +72,8 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
             check_state(states[parameter], parameter, name)
     begun = {p: state for p, state in states.items() if not is_blank(state)}
     copies = {p: {key: copied(key, value) for key, value in state.items()} for p, state in begun.items()}
-    return Checkpoint([algorithm_of(group["algorithm"], place) for place, group in enumerate(found)], copies)
+    algorithms = [algorithm_of(group["algorithm"], place) for place, group in enumerate(found)]
+    return Checkpoint(algorithms, copies, corrections_of(saved.get("statistics", {})))
 
 
 def refused(why: str) -> ValueError:
@@ -156,6 +159,22 @@ def algorithm_of(saved: dict[str, Any], place: int) -> Config:
     except (TypeError, ValueError) as error:
         raise refused(f"the algorithm of group {place} is not one of this version ({error})") from None
     return config
+
+
+def corrections_of(saved: Any) -> dict[str, Correction]:
+    """Of running statistics. A state that was put together by others, as that of shards, may have none."""
+    if not is_dict(saved) or not all(is_correction(each) for each in saved.values()):
+        raise refused("the state is damaged: 'statistics' must be three tensors of finite numbers for each layer")
+    return {str(key): Correction(*(each.detach().clone() for each in found)) for key, found in saved.items()}
+
+
+def is_correction(found: Any) -> bool:
+    """A shift, a factor that is not negative, and a trust between 0 and 1."""
+    if size_of(found) != len(Correction._fields) or any(shape_of(each) is None for each in found):
+        return False
+    shift, factor, trust = found
+    ranges = bool(shift.isfinite().all() and factor.isfinite().all() and (factor >= 0).all())
+    return ranges and shift.shape == factor.shape and trust.numel() == 1 and 0 <= float(trust) <= 1
 
 
 # --- states -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -144,7 +144,7 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
 
 
 def without_grad(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.no_grad()`, but an interrupt in the midst of switching leaves this and what is above as it was."""
+    """`torch.no_grad()`, but an interrupt in the midst of switching leaves no switch of torch or of this module on."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -200,17 +200,21 @@ class SavedBuffer(NamedTuple):
 
 
 class Saving(NamedTuple):
-    """Buffers saved so far, and the modules (by `id`) whose buffers are among them."""
+    """Buffers saved so far, the modules (by `id`) whose buffers are among them, and what normalizations met."""
 
     buffers: list[SavedBuffer]
     covered: set[int]
+    values: dict[nn.Module, float]
+    """How many values of each channel came to a normalization at its last call; not known in compiled code."""
 
 
 def save_buffers(module: nn.Module, args: Any) -> None:
     """Save the buffers of a module that is about to be called, and of its parts."""
     if torch.compiler.is_compiling():
         return  # a compiled module saves those of all its parts when it is called, before its graph runs
-    for buffers, covered in _SAVING.get():
+    for buffers, covered, values in _SAVING.get():
+        if args and isinstance(module, NORMALIZATIONS):
+            values[module] = args[0].numel() / module.num_features
         if id(module) not in covered:
             for part in module.modules():
                 covered.add(id(part))
@@ -226,13 +230,13 @@ def watch_modules() -> None:
 
 
 @contextmanager
-def saving_buffers() -> Iterator[list[SavedBuffer]]:
+def saving_buffers() -> Iterator[Saving]:
     """Save the buffers of every module that is called within, as they are before its first call in this thread."""
     watch_modules()
-    saving = Saving([], set())
+    saving = Saving([], set(), {})
     token = _SAVING.set((*_SAVING.get(), saving))
     try:
-        yield saving.buffers
+        yield saving
     finally:
         _SAVING.reset(token)
 
@@ -245,53 +249,36 @@ def restore_buffers(saved: Iterable[SavedBuffer]) -> None:
             setattr(module, name, buffer)
 
 
-@contextmanager
-def worth_updates(updates: float, saved: Iterable[SavedBuffer]) -> Iterator[None]:
-    """Let running statistics move as far in one evaluation as they would in so many; plain means stay plain means."""
-    momenta: dict[Any, Any] = {each.module: each.module.momentum for each in saved if each.is_statistic}
-    try:
-        for module, momentum in momenta.items():
-            module.momentum = momentum if momentum is None else 1 - (1 - momentum) ** updates
-        yield
-    finally:
-        with signals_deferred():
-            for module, momentum in momenta.items():
-                module.momentum = momentum
-
-
 class Replay:
-    """The evaluations of one minibatch: `first` runs the closure, `again` runs it without leaving a trace.
-
-    Running statistics, as BatchNorm has them, are the exception: `first` moves them, and so does `again` if it is told.
-    """
+    """The evaluations of one minibatch: `first` runs the closure, `again` runs it without leaving a trace."""
 
     def __init__(self, closure: Closure, devices: Iterable[torch.device]):
         self._closure = closure
         self._devices = [device for device in devices if device.type == "cuda"]
         self._random_before: list[Tensor] = []
-        self._buffers: list[SavedBuffer] = []
+        self.saved = Saving([], set(), {})
+        """Buffers as they were before the first evaluation."""
 
     def first(self) -> Any:
         self._random_before = self._random_state()
-        with saving_buffers() as self._buffers, torch.enable_grad():
+        with saving_buffers() as self.saved, torch.enable_grad():
             return self._closure()
 
-    def again(self, statistics: float = 0.0) -> Any:
-        """Run the closure once more. Running statistics stay as they are, or move as far as in so many evaluations."""
+    def again(self, look: Callable[[Saving], None] | None = None) -> Any:
+        """Run the closure once more. Before buffers are put back, one may `look` at what it did to them."""
         random_after = self._random_state()
         self._set_random_state(self._random_before)
         torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
         try:
             _PROBING.set(True)
-            moving = worth_updates(statistics, self._buffers) if statistics else nullcontext()
-            with saving_buffers() as saved, moving, torch.enable_grad():
-                usable = False
+            with saving_buffers() as saved, torch.enable_grad():
                 try:
                     result = self._closure()
-                    usable = bool(statistics) and isinstance(result, Tensor) and bool(result.isfinite().all())
+                    if look is not None:
+                        look(saved)
                     return result
                 finally:
-                    restore_buffers(each for each in saved if not (usable and each.is_statistic))
+                    restore_buffers(saved.buffers)
         except RuntimeError as error:
             if "backward through the graph a second time" in str(error):
                 raise RuntimeError(FORWARD_OUTSIDE) from error
@@ -304,16 +291,7 @@ class Replay:
 
     def undo(self) -> None:
         """Take back what the first evaluation did to buffers, as a skipped step must."""
-        restore_buffers(self._buffers)
-
-    @property
-    def has_statistics(self) -> bool:
-        """Did the first evaluation move running statistics?"""
-        return any(each.is_statistic for each in self._buffers)
-
-    def undo_statistics(self) -> None:
-        """Take back what the first evaluation did to running statistics."""
-        restore_buffers(each for each in self._buffers if each.is_statistic)
+        restore_buffers(self.saved.buffers)
 
     def _random_state(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]

@@ -16,8 +16,8 @@ from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.tensors import Config, averages_iterates, probe_seed
-from vsgd.torch import basis
+from vsgd.tensors import Config, averages_iterates
+from vsgd.torch import basis, running
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.closure import (
     Closure,
@@ -67,10 +67,6 @@ from vsgd.torch.work import (
 
 PATIENCE = 10
 """Steps in a row that may be skipped because something was not finite."""
-
-STATISTICS_WORTH = 4.0
-"""So many evaluations an evaluation at the averaged weights counts for in running statistics, as there are few: with
-more these would be those of a single minibatch, with fewer they would lag behind the weights."""
 
 LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
@@ -157,6 +153,8 @@ class VSGD(Optimizer):
         self._samples = samples
         self._reduce_dtype = reduce_dtype
         self._process_group = process_group
+        self._corrections: dict[str, running.Correction] = {}
+        """Of running statistics, for each layer that has them."""
         self._forget()
         defaults = {
             "lr": lr,
@@ -220,18 +218,17 @@ class VSGD(Optimizer):
             self._open()
             first += [self._evaluate(replay.first, scaler, closures=len(replays)) for replay in replays]
             work = self._learn_from(first, replays, scaler)
-            self._move_statistics(replays, scaler)
+            seen = self._seen_at_both(replays, scaler)
             with signals_deferred():
+                self._move_statistics(replays, seen)
                 self._update(work, self._objective(first))
                 self._close()
                 taken = True
         except BaseException as error:
             if not taken:
-                self._take_back(known)
+                self._take_back(known, replays)
             if not isinstance(error, NotFinite):
                 raise
-            for replay in reversed(replays):
-                replay.undo()
             self._skip(first[0].loss)
         finally:
             mark_gradients(self._parameters())
@@ -255,10 +252,12 @@ class VSGD(Optimizer):
 
         return self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
 
-    def _take_back(self, known: set[Tensor]) -> None:
+    def _take_back(self, known: set[Tensor], replays: list[Replay]) -> None:
         """Leave everything as it was before the step, when only these parameters had state."""
         with signals_deferred(), torch.no_grad():  # an interrupt may have hit the end of enable_grad()
             self._close()
+            for replay in reversed(replays):
+                replay.undo()
             for parameter in set(self.state) - known:
                 del self.state[parameter]
 
@@ -337,29 +336,36 @@ class VSGD(Optimizer):
             float(group["lr"]), float(group["weight_decay"])
         return work
 
-    def _move_statistics(self, replays: list[Replay], scaler: Any) -> None:
-        """Let running statistics, as BatchNorm has them, be those of the averaged weights, which are evaluated.
+    def _seen_at_both(self, replays: list[Replay], scaler: Any) -> dict[nn.Module, tuple[running.Seen, running.Seen]]:
+        """If that is due: what layers with running statistics saw at the iterates, and see at the averaged weights."""
+        averaged = any(averages_iterates(group["algorithm"]) for group in self.param_groups)
+        if not averaged or not running.is_due(self.param_groups[0]["steps"]):
+            return {}
+        iterates, averages = running.seen(replays[-1].saved), {}
+        if self._replicas.all(not iterates):
+            return {}
+        grads = {p: p.grad for p in self._parameters()}
+        self._close()
+        again = partial(replays[-1].again, lambda saved: averages.update(running.seen(saved)))
+        self._evaluate(again, scaler, record=False)
+        for _, storage in self._storages:  # what a closure does to weights is not what `_open` looks for
+            storage.open()
+        for parameter, grad in grads.items():
+            parameter.grad = grad
+        return {module: (iterates[module], average) for module, average in averages.items() if module in iterates}
 
-        Some steps evaluate the closure at these weights, too, and only that moves statistics. At first, when the
-        average hardly differs from the iterates, those of the iterates will do.
-        """
-        steps = self.param_groups[0]["steps"]
-        averaged = [g["algorithm"].probe_interval for g in self.param_groups if averages_iterates(g["algorithm"])]
-        if not averaged or steps < (interval := int(min(averaged))):
-            return
-        for replay in reversed(replays):
-            replay.undo_statistics()
-        # one step of each interval, and not always the same: layers or data may come in turns
-        due = steps % interval == probe_seed(steps // interval, 0) % interval
-        if due and not self._replicas.all(not any(replay.has_statistics for replay in replays)):
-            grads = {p: p.grad for p in self._parameters()}
-            self._close()
-            for replay in replays:
-                self._evaluate(partial(replay.again, statistics=STATISTICS_WORTH), scaler, record=False)
-            for _, storage in self._storages:  # what a closure does to weights is not what `_open` looks for
-                storage.open()
-            for parameter, grad in grads.items():
-                parameter.grad = grad
+    def _move_statistics(self, replays: list[Replay], seen: dict[nn.Module, tuple[running.Seen, running.Seen]]) -> None:
+        """Let running statistics, as BatchNorm has them, be those of the averaged weights, which are evaluated."""
+        moved = running.moved_layers(replay.saved for replay in replays)
+        places = {p: k for k, p in enumerate(self._parameters())} if moved else {}
+        for layer in moved:
+            key = running.key_of(layer.module, places, self._other_layers)
+            measured = running.measured(*seen[layer.module], layer.module.eps) if layer.module in seen else None
+            if measured is not None:
+                self._corrections = {**self._corrections, key: measured}
+            correction = self._corrections.get(key)
+            if correction is not None and correction.shift.shape == layer.mean.shape:
+                running.correct(layer, correction, None if measured is None else seen[layer.module][1])
 
     def _check_closures(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
         """In the first step: do closures repeat themselves, and how much do they compute?"""
@@ -506,6 +512,7 @@ class VSGD(Optimizer):
         self._replicas = ALONE
         self._met = False
         self._storages: list[tuple[dict[str, Any], Storage]] = []
+        self._other_layers: list[nn.Module] = []
         self._outliers: dict[Tensor, Tensor] = {}
         self._noise = Noise()
         self.step_noise = None
@@ -515,13 +522,14 @@ class VSGD(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples", "_reduce_dtype")
+        kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples", "_reduce_dtype", "_corrections")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("_process_group", None)  # groups cannot be copied
         self.__dict__.setdefault("_reduce_dtype", None)
+        self.__dict__.setdefault("_corrections", {})
         self._forget()
 
     def _arrange(self) -> None:
@@ -585,6 +593,7 @@ class VSGD(Optimizer):
         """
         self._settle()
         saved = super().state_dict()
+        saved["statistics"] = {key: list(correction) for key, correction in self._corrections.items()}
         for own, group in zip(self.param_groups, saved["param_groups"], strict=True):
             for p, index in zip(own["params"], group["params"], strict=True):
                 if is_sharded(p) and index not in saved["state"]:
@@ -601,6 +610,7 @@ class VSGD(Optimizer):
                 group["algorithm"] = algorithm
             self.state.clear()
             self.state.update(checkpoint.states)
+            self._corrections = checkpoint.corrections
             self._forget()
 
 

@@ -80,7 +80,8 @@ def collect_again(
 
 
 def probe_is_due(work: list[Work], long: bool = False) -> bool:
-    """By the schedule, or because averages are just being started; rows of a table start whenever they come."""
+    """In the first step, by the schedule, which a `long` gradient brings forward, or because averages are just being
+    started; rows of a table start whenever they come."""
 
     def is_due(w: Work) -> bool:
         config = w.group["algorithm"]

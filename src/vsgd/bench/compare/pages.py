@@ -75,9 +75,10 @@ SMALL = Page(
 LARGE = Page("Optimizers on larger networks, side by side", SMALL.words, " --suite large")
 UNSEEN = Page(
     "Optimizers on unseen networks, side by side",
-    f"Networks that no constant of vSGD was settled on. {SMALL.words}",
+    f"Networks on which vSGD was not developed. {SMALL.words}",
     " --suite unseen",
-    "No constant of vSGD's default was settled on these networks, nor changed after they were first run.",
+    "No constant of vSGD's rates was settled on these networks, nor changed after they were first run. How running "
+    "statistics of BatchNorm follow the weights was settled on the depthwise CNN, among others.",
 )
 QUICK = Page(
     SMALL.title,

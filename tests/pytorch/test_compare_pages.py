@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 from standins import ABSENT, ADAM, BY_NAME, GRID, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare import pages
+from vsgd.bench.compare import pages, tables
 from vsgd.bench.compare.judging import (
     COMPARISONS,
     REFERENCE,
@@ -145,6 +145,13 @@ def test_the_time_to_the_target_is_told_if_all_seeds_arrive():
     assert adam == ["never", "never", "never |"]
 
 
+def test_what_an_update_takes_is_a_mean_over_seeds():
+    table = table_of([falling(1.0, 110), falling(1.0, 120)], [falling(1.0), failed("broken")])
+    grid = tables.costs(table)
+    assert grid.rows[0] == ["Small digits", "1.15, 20 ms", "1.00, 20 ms", "not run", "not run"]
+    assert tables.costs(table_of([failed("broken")], [falling(1.0)])).rows[0][1] == "failed"
+
+
 def test_pages_say_what_a_stranger_needs():
     table = table_of([falling(1.0), falling(1.1)], [falling(0.5), falling(math.inf)], [falling(0.7), falling(0.8)])
     text, page = markdown(table, pages.SMALL), html(table, pages.SMALL)
@@ -162,6 +169,7 @@ def test_pages_say_what_a_stranger_needs():
             "held-out loss at equal gradient evaluations",
             "held-out loss at equal seconds",
             "updates to target",
+            "What an update takes",
         ):
             assert phrase in words, phrase
     assert "**0.75 ± 0.05**" in text

@@ -111,6 +111,30 @@ def three_losses(table: Table) -> Grid:
     return Grid("Held-out, best on the way and training loss", words, head, rows)
 
 
+def costs(table: Table) -> Grid:
+    """What an update takes: a row for each workload, a column for each method."""
+
+    def cost(cell: Cell | None) -> str:
+        if cell is None:
+            return NOT_RUN
+        runs = [run for run in cell.runs.values() if run.updates and run.updates[-1]]
+        if not runs:
+            return "failed"
+        gradients = spread([run.evaluations[-1] / run.updates[-1] for run in runs]).mean
+        milliseconds = spread([1000 * run.seconds[-1] / run.updates[-1] for run in runs]).mean
+        return f"{gradients:.2f}, {milliseconds:.3g} ms"
+
+    rows = [
+        [workload.title, *(cost(table.cells.get((workload.name, method.name))) for method in table.methods)]
+        for workload in table.workloads
+    ]
+    words = (
+        "Gradients a step, and milliseconds of one thread, means over seeds. Milliseconds of runs that were not alone "
+        "on the machine, or not on the same, are good to some tens of percent."
+    )
+    return Grid("What an update takes", words, ["workload", *(method.title for method in table.methods)], rows)
+
+
 def at_edges(table: Table) -> list[str]:
     return [
         f"{method.title} on {workload.title}"
@@ -253,6 +277,7 @@ def result_tables(table: Table) -> list[Grid]:
         finals(table),
         three_losses(table),
         *(verdicts(table, comparison) for comparison in COMPARISONS),
+        costs(table),
         endings(table),
     ]
 

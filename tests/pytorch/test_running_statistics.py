@@ -127,6 +127,39 @@ def test_trusted_statistics_are_what_was_seen_at_the_averaged_weights():
     torch.testing.assert_close((norm.running_mean, norm.running_var), (before["running_mean"], before["running_var"]))
 
 
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
+def test_a_part_that_is_not_called_keeps_its_statistics(kind):
+    class TwoHeads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(5, 8)
+            self.norms = nn.ModuleList(kind(8, track_running_stats=True) for _ in range(2))
+            self.out = nn.Linear(8, 1)
+
+        def forward(self, x, head):
+            hidden = self.body(x)
+            wide = hidden if kind is nn.BatchNorm1d else hidden.T[None]
+            normed = self.norms[head](wide)
+            return self.out((normed if kind is nn.BatchNorm1d else normed[0].T).relu())
+
+    torch.manual_seed(0)
+    model = TwoHeads().double()
+    opt = VSGD(model.parameters())
+
+    def learn(step, head):
+        x, y = batch(step)
+        opt.minimize(lambda: F.mse_loss(model(x, head), y))
+
+    measured = 3 * running.INTERVAL  # an odd number
+    for step in range(measured + 1):
+        learn(step, step % 2)
+    assert len(opt.state_dict()["statistics"]) == 2
+    before = statistics(model.norms[1])
+    for step in range(measured + 1, measured + 2 * running.INTERVAL):
+        learn(step, 0)
+    assert same(statistics(model.norms[1]), before)
+
+
 def test_a_layer_may_be_called_by_keyword():
     model = network()
     model.forward = lambda x: model[3](model[2](model[1](input=model[0](x))))

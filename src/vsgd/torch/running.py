@@ -26,7 +26,7 @@ but iterates come and go."""
 
 
 class Layer(NamedTuple):
-    """A normalization whose running statistics have moved, and what these were before."""
+    """A normalization whose running statistics may have moved, and what these were before."""
 
     module: Any
     mean: Tensor
@@ -64,7 +64,7 @@ def is_due(steps: int) -> bool:
 
 
 def moved_layers(savings: Iterable[Saving]) -> list[Layer]:
-    """Layers whose statistics have moved since they were saved; where more than once, since the first time."""
+    """Layers whose statistics may have moved since they were saved; where more than once, since the first time."""
     found: dict[Any, dict[str, Tensor]] = {}
     for each in (each for saving in savings for each in saving.buffers if each.is_statistic):
         found.setdefault(each.module, {}).setdefault(each.name, each.value)
@@ -88,14 +88,16 @@ def key_of(module: Any, places: Mapping[Any, int], others: list[Any]) -> str:
 
 def share_kept(layer: Layer) -> Tensor:
     """The share that statistics from before have in the present ones."""
-    momentum, now = layer.module.momentum, layer.module.num_batches_tracked
-    before, calls = layer.updates.to(layer.mean), (now - layer.updates).to(layer.mean)
-    # a plain mean, or a moving one; InstanceNorm does not count its calls
-    return before / now if momentum is None else torch.as_tensor((1 - momentum) ** calls.clamp(min=1))
+    module, (_, mean, _, updates) = layer.module, layer
+    if module.momentum is None:  # a plain mean
+        return torch.div(updates.to(mean), module.num_batches_tracked)
+    # InstanceNorm does not count its calls; a part of a model that was not called keeps all
+    calls = torch.maximum(module.num_batches_tracked - updates, (module.running_mean != mean).any())
+    return torch.as_tensor((1 - module.momentum) ** calls.to(mean))
 
 
 def seen(saving: Saving) -> dict[Any, Seen]:
-    """What passed through each layer since its statistics were saved; not finite where momentum is 0."""
+    """What passed through each layer since its statistics were saved; not finite if they have not moved."""
     result = {}
     for layer in moved_layers([saving]):
         module, kept = layer.module, share_kept(layer)

@@ -1,4 +1,4 @@
-"""The suite of unseen networks: no rate of vSGD was settled on them, nor changed after they were first run.
+"""The suite of unseen networks: no constant of vSGD's rates was settled on them, or changed after they were first run.
 
 They differ from the others in kind, and need no files: data come with scikit-learn, or are drawn. Seconds each.
 """

@@ -349,7 +349,7 @@ def move(w: Local, step: Array, strength: float) -> Array:
     plain = back(w.tensor, step, w.basis)
     if strength == 0:
         return -plain
-    decay = weight_decay(strength, jnp.sum(abs(step)), jnp.sum(abs(w.grad)))
+    decay = weight_decay(strength, squared_norm(step), max(w.tensor.size, 1))
     return jnp.where(decay > 0, descend(w.theta, plain, decay) - w.theta, -plain)
 
 

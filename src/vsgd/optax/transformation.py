@@ -37,7 +37,8 @@ def vsgd(
 
     Args:
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
-        weight_decay: λ, pulls parameters towards zero with the mean rate η of each tensor: θ ← (θ − η∇) / (1 + ηλ).
+        weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
+            for the step Δ of each tensor.
         seed: of the random signs of probes.
         gradient_flops: what a gradient costs, see `vsgd.optax.gradient_flops`. Rotations into the eigenbasis may take a
             quarter of it. By default that of 128 rows through dense layers with these parameters.

@@ -386,15 +386,11 @@ def averaging_weights(block: Block, counts: Tensor, window: float | None, config
     return averaging_weight(seen, window, config) * (count > 0)
 
 
-def weight_decay(block: Block, grad: Tensor, steps: Tensor, strength: float) -> Any:
-    """ηλ per segment, where η = Σ|step| / Σ|∇| is the mean rate of the segment, limits included."""
+def weight_decay(block: Block, steps: Tensor, strength: float) -> Any:
+    """Return the decay of each segment: `strength` times the RMS of its steps, as `tensors.weight_decay` defines it."""
     if strength == 0:
         return np.zeros(len(block.lengths))
-    moved, slope = (
-        summed(torch.stack([part.double().abs().sum() for part in values.split(block.lengths)]), block.shards)
-        for values in (steps, grad)
-    )
-    return decay_of(strength, numpy_if_cpu(moved), numpy_if_cpu(slope))
+    return decay_of(strength, *map(numpy_if_cpu, (squared_norms(steps, block), lengths_of(block))))
 
 
 def bend(block: Block, into: Callable[[Tensor], Tensor]) -> Tensor:

@@ -86,7 +86,8 @@ class VSGD(Optimizer):
     Args:
         params: parameters or groups of them, as for any optimizer.
         lr: a factor on the rates, for those who want a schedule or groups that learn more slowly. Not needed.
-        weight_decay: λ, pulls parameters towards zero with the rate η of each: θ ← (θ − η∇) / (1 + ηλ).
+        weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
+            for the step Δ of each tensor.
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
         per_sample: a model whose parameters these are. Every row of the minibatch is then a sample, as in the paper;
             otherwise the minibatch is.

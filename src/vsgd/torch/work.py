@@ -134,7 +134,7 @@ def take_step(w: Work) -> tuple[list[Any], dict[Tensor, Any]]:
         steps, sums = engine.learn(w.block, w.batch, w.delta, lr, horizon, config)
         into, back = (dense.into, dense.back) if dense else (identity, identity)
         bend = [engine.bend(w.block, into)] if w.delta is not None else []
-        decay = engine.weight_decay(w.block, w.batch.grad, steps, strength)
+        decay = engine.weight_decay(w.block, steps, strength)
         gains = [engine.move(w.block, w.batch.plain_grad, back(steps), decay, weight).sum(), *bend]
     outliers = sums[:, OUTLIERS]
     if isinstance(storage, Table):

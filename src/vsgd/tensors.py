@@ -28,6 +28,10 @@ LEAST_NORM = 1e-30
 """Stands for the norm of a gradient that is zero."""
 
 
+ROUNDING = 1e-5
+"""A gradient whose norm is below this fraction of the largest is rounding, as that of a bias before BatchNorm."""
+
+
 class Totals(NamedTuple):
     """Numbers per tensor: sums over its coordinates, and more."""
 

@@ -33,7 +33,7 @@ with needs_extra("vsgd.integrations.lightning", "integrations"):
 
 from vsgd.tensors import averages_iterates
 from vsgd.torch import VSGD, is_probing
-from vsgd.torch.closure import Closure, Saving, restore_buffers, saving_buffers
+from vsgd.torch.closure import Closure, Saving, restore_buffers, saving_state
 
 
 class NoLoss(Exception):
@@ -47,7 +47,7 @@ class MicroBatches(Callback):
         self._closures: list[Closure] = []
         self._iterates = ExitStack()
         self._random: list[Any] = []
-        self._saved = Saving([], set(), {})
+        self._saved = Saving()
         self._stepped = False
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -55,7 +55,7 @@ class MicroBatches(Callback):
         if (optimizer := accumulating(trainer)) is not None:
             self._iterates.enter_context(optimizer.iterates())
             self._random = [torch.get_rng_state(), torch.cuda.get_rng_state_all()]
-            self._saved = self._iterates.enter_context(saving_buffers())
+            self._saved = self._iterates.enter_context(saving_state())
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -102,7 +102,7 @@ def new_state(params: Params, tensors: list[Tensor], config: Config) -> State:
         weight=number(1),
         averaging=Averaging(number(window), number(0)),
         bend=number(0),
-        progress=Progress(number(0), number(0), number(1)),
+        progress=Progress(number(0), number(0), number(1), number(0)),
         unprobed=jnp.zeros((), jnp.int32),
     )
 

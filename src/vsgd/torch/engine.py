@@ -138,8 +138,11 @@ def per_segment(sums: Any, pieces: Any, block: Block) -> Tensor:
     return torch.from_numpy(totals)
 
 
-def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> tuple[Any, Any]:
-    """Is every number usable, and is the gradient of any tensor unusually long? Rows are not asked."""
+def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> tuple[Any, Any, Any]:
+    """Return whether every number is usable, the largest squared gradient norm, and that of unusually long gradients.
+
+    The norms are per segment. Rows of tables have no unusually long gradients.
+    """
     norms = numpy_if_cpu(squared_norms(batch.grad, block))
     limit = gradient_limit(torch.finfo(block.theta.dtype).max)
     usable = norms.max() < limit
@@ -150,10 +153,10 @@ def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool)
     if block.shards is not None:
         usable = block.shards.add_up(torch.as_tensor(usable == 0, dtype=torch.float64, device=block.theta.device)) == 0
     if by_rows or isinstance(config, Paper):
-        return usable, False
+        return usable, norms.max(), 0.0
     counts = numpy_if_cpu(batch.counts.to(block.totals.device))
     long = networks.is_long(norms, expected_norm_sq(Totals(*numpy_if_cpu(block.totals).T), counts), config)
-    return usable, (long & (counts > 0)).any()
+    return usable, norms.max(), (norms * (long & (counts > 0))).max()
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor
 from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Networks
 from vsgd.algorithms.paper import Paper
-from vsgd.tensors import LEAST_NORM, probe_seed
+from vsgd.tensors import LEAST_NORM, ROUNDING, probe_seed
 from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
@@ -94,12 +94,14 @@ def probe_is_due(work: list[Work], long: bool = False) -> bool:
 
 
 def verdict(work: list[Work], losses: list[Tensor]) -> tuple[bool, bool]:
-    """Is every number usable, and is a gradient unusually long? Waits for the device."""
+    """Return whether every number is usable, and whether a gradient is unusually long. Waits for the device."""
     answers = [engine.verdict(w.block, w.batch, w.group["algorithm"], not isinstance(w.storage, Dense)) for w in work]
-    usable, long = [each[0] for each in answers], [each[1] for each in answers]
-    flags = [torch.as_tensor(flag, device=losses[0].device) for flag in (*long, *usable, *map(torch.isfinite, losses))]
-    known = torch.stack(flags).tolist()
-    return all(known[len(long) :]), any(known[: len(long)])
+    numbers = [*(number for answer in answers for number in answer), *map(torch.isfinite, losses)]
+    known = torch.stack([torch.as_tensor(n, device=losses[0].device).double() for n in numbers]).tolist()
+    usable, norms, long = (known[start : 3 * len(answers) : 3] for start in range(3))
+    # the norm of a gradient that is rounding, as that of a bias before BatchNorm, varies without a reason
+    is_long = max(long, default=0) > ROUNDING**2 * max(norms, default=0)
+    return all(usable) and all(known[3 * len(answers) :]), is_long
 
 
 def probe(w: Work, places: dict[Tensor, int]) -> Work:
@@ -161,7 +163,7 @@ def noise_of(work: list[Work]) -> StepNoise | None:
 
 def horizon_of(group: Group) -> float:
     """The number of steps that rates are optimal for."""
-    return float(group["progress"][2])
+    return float(networks.Progress(*group["progress"]).horizon)
 
 
 def settle(group: Group, gains: list[Any], loss: float, has_tables: bool) -> None:
@@ -180,7 +182,7 @@ def settle(group: Group, gains: list[Any], loss: float, has_tables: bool) -> Non
         progress = networks.progress(networks.Progress(*group["progress"]), loss, bend, steps - 1, config)
         group["progress"] = [float(number) for number in progress]
     else:
-        group["progress"] = [*group["progress"][:2], 1.0]
+        group["progress"] = [*networks.Progress(*group["progress"])._replace(horizon=1.0)]
 
 
 def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0) -> None:

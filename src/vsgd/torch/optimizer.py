@@ -34,6 +34,7 @@ from vsgd.torch.closure import (
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.noise import Noise, StepNoise, observe
+from vsgd.torch.parameters import check_listed_once, check_parameters
 from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
 from vsgd.torch.shards import is_sharded, local_of
@@ -45,7 +46,6 @@ from vsgd.torch.storage import (
     arranged,
     as_table,
     blank_state,
-    check_parameters,
     check_shapes,
     is_table,
     new_state,
@@ -90,7 +90,7 @@ class VSGD(Optimizer):
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
         per_sample: a model whose parameters these are. Every row of the minibatch is then a sample, as in the paper;
             otherwise the minibatch is.
-        compact: keep all statistics in bfloat16: half the memory.
+        compact: store all statistics in bfloat16: 14 bytes of state per parameter instead of 20, bases not included.
         maximize: climb instead of descend.
         reduction: with `per_sample`, whether the loss is the "mean" or the "sum" over the rows.
         reweight: with `per_sample`, weigh each row by one over the number of others whose gradients interfere with its
@@ -102,6 +102,7 @@ class VSGD(Optimizer):
     """
 
     _last_to_step: ClassVar[int] = 0
+    _constructing = False
     _met: bool
     """Have the processes been compared?"""
 
@@ -170,7 +171,10 @@ class VSGD(Optimizer):
             "averaging": [NETWORKS.min_window, 0.0, 0.0],
             "progress": [0.0, 0.0, 1.0],
         }
+        self._constructing = True  # all groups are checked at once: one by one would take quadratic time
         super().__init__(params, defaults)
+        self._constructing = False
+        check_parameters(self.param_groups)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         group = {**self.defaults, **param_group}
@@ -180,9 +184,14 @@ class VSGD(Optimizer):
                 raise ValueError(f"{name} is {group[name]}, it must be at least 0")
         if self.param_groups:
             group |= {name: self.param_groups[0][name] for name in ("steps", "unprobed")}
+        if not isinstance(group["params"], Tensor | set):  # torch refuses sets
+            group["params"] = list(group["params"])
+            check_listed_once(group["params"])
         super().add_param_group(group)
+        if self._constructing:
+            return
         try:
-            check_parameters(self._parameters())
+            check_parameters(self.param_groups)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
@@ -375,8 +384,10 @@ class VSGD(Optimizer):
             if not self._replicas.all(all(bool(number.isfinite()) for number in numbers)):
                 self._give_up(scaler)
 
-        def repeat() -> None:
-            again = [self._evaluate(replay.again, scaler, record=False) for replay in replays]
+        def repeat() -> list[Evaluation]:
+            return [self._evaluate(replay.again, scaler, record=False) for replay in replays]
+
+        def check(again: list[Evaluation]) -> None:
             check_finite(again)
             with self._replicas.sharing_errors():
                 for each, other in zip(first, again, strict=True):
@@ -384,14 +395,13 @@ class VSGD(Optimizer):
 
         check_finite(first)
         # operations are counted in code that is not compiled, and torch would not compile again what it met meanwhile
-        with torch.compiler.set_stance("force_eager"), basis.flop_counter() as counter:
-            try:
-                repeat()
-                repeated = True
-            except RuntimeError:
-                repeated = False
-        if not repeated:  # compiled code draws other random numbers, so it is asked to repeat itself
-            repeat()
+        counter = basis.flop_counter()
+        try:
+            with torch.compiler.set_stance("force_eager"), counter:
+                again = repeat()
+            check(again)  # not within: the counter would slow down every operation of the comparison
+        except RuntimeError:  # compiled code draws other random numbers, so that it is compared with itself
+            check(repeat())
         check_averaged(self._replicas, first[0])
         flops = self._replicas.mean(float(counter.get_total_flops()))
         for group in self.param_groups:
@@ -499,8 +509,14 @@ class VSGD(Optimizer):
             self._close()
 
     def info(self) -> Diagnosis:
-        """Rates, memory and noise of every tensor, and the batch size worth using. `print` shows it as a table."""
-        return diagnose(self.param_groups, self.state, self._outliers, self._noise)
+        """Return rates, memory and noise of every tensor, the batch size worth using, and the bytes of the state.
+
+        `print` shows it as a table.
+        """
+        rows = self._recorder is not None
+        unit = "samples" if rows else "micro-batches" if self._samples == "minibatch" else "batches of a process"
+        buffers = sum(storage.buffer_bytes() for _, storage in self._storages if isinstance(storage, Dense))
+        return diagnose(self.param_groups, self.state, self._outliers, self._noise, unit, buffers)
 
     # --- state ----------------------------------------------------------------------------------------------------
 

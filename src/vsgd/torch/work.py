@@ -192,10 +192,15 @@ def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0
     """
     blocks = [(group["algorithm"], storage.block) for group, storage in storages if isinstance(storage, Dense)]
     norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
+    coordinates = sum(sum(engine.whole_lengths(block)) for _, block in blocks)
+    sums = [norm.sum() for norm in norms]
+    overall_on = {
+        device: torch.stack([each.to(device) for each in sums]).sum() / coordinates
+        for device in {norm.device for norm in norms}
+    }
     for (config, block), norm in zip(blocks, norms, strict=True):
         if isinstance(config, Networks):
-            coordinates = sum(sum(engine.whole_lengths(b)) for _, b in blocks)
-            overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / coordinates
+            overall = overall_on[norm.device]
             rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
             scale = engine.totals_of(block).scale
             scale.copy_(networks.length_scale(scale, torch.where(overall > 0, rms, least), config))

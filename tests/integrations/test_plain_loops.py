@@ -62,7 +62,7 @@ def test_the_short_form_scales_the_loss():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [(None, r"step\(\) wants a function"), (lambda: None, "it must end with"), (lambda: torch.ones(3), "mean or sum")],
+    [(None, "opt.minimize"), (lambda: None, "it must end with"), (lambda: torch.ones(3), "mean or sum")],
 )
 def test_the_short_form_wants_a_loss(wrong, message):
     model, _ = problem()

@@ -125,3 +125,27 @@ def test_tensorboard(tmp_path):
     found = events.EventAccumulator(str(tmp_path)).Reload()
     assert [e.step for e in found.Scalars("vsgd/rate/weight")] == [5, 10, 15, 20]
     assert "vsgd/noise_scale" in found.Tags()["scalars"]
+
+
+def test_tensorboard_continues_the_steps_of_a_resumed_run():
+    class Writer:
+        def __init__(self):
+            self.steps = []
+
+        def add_scalar(self, name, value, step):
+            if name == "vsgd/skipped":
+                self.steps.append(step)
+
+    def train(opt, steps):
+        for _ in range(steps):
+            opt.minimize(lambda: model(torch.ones(8, 3)).square().mean())
+
+    model, writer = nn.Linear(3, 1), Writer()
+    opt = VSGD(model.named_parameters())
+    opt.register_step_post_hook(TensorBoard(writer, every=5))
+    train(opt, 12)
+    resumed = VSGD(model.named_parameters())
+    resumed.load_state_dict(opt.state_dict())
+    resumed.register_step_post_hook(TensorBoard(writer, every=5))
+    train(resumed, 8)
+    assert writer.steps == [5, 10, 15, 20]

@@ -33,6 +33,7 @@ from vsgd.torch.closure import (
     without_grad,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
+from vsgd.torch.frameworks import remedy
 from vsgd.torch.noise import Noise, StepNoise, observe
 from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
@@ -45,6 +46,7 @@ from vsgd.torch.storage import (
     arranged,
     as_table,
     blank_state,
+    check_initialized,
     check_parameters,
     check_shapes,
     is_table,
@@ -105,6 +107,8 @@ class VSGD(Optimizer):
     _last_to_step: ClassVar[int] = 0
     _met: bool
     """Have the processes been compared?"""
+    last_loss: Tensor | None
+    """The loss that the last `step` returned, for wrappers whose `step` returns None. None before the first step."""
 
     def __init__(
         self,
@@ -204,6 +208,7 @@ class VSGD(Optimizer):
             The loss as it was before the step; with micro-batches or several processes, their mean.
         """
         closures = check_closures(closure)
+        check_initialized(self._parameters())
         if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
             check_gradients(self.state)
         VSGD._last_to_step = id(self)
@@ -233,9 +238,10 @@ class VSGD(Optimizer):
             self._skip(first[0].loss)
         finally:
             mark_gradients(self._parameters())
-        return mean_loss(first)
+        self.last_loss = mean_loss(first)
+        return self.last_loss
 
-    def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Any:
+    def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Tensor:
         """The short form of `step`, for functions that only return the loss. Gradients are computed here.
 
             loss = opt.minimize(lambda: F.cross_entropy(model(x), y))
@@ -243,6 +249,9 @@ class VSGD(Optimizer):
         Args:
             loss: a function that returns the loss, or a list of them, which are micro-batches.
             scaler: a `torch.amp.GradScaler`. The loss is scaled here; call `scaler.update()` afterwards as usual.
+
+        Returns:
+            The loss before the step; with micro-batches or several processes, their mean.
         """
 
         def closure(compute: Closure) -> Any:
@@ -251,7 +260,8 @@ class VSGD(Optimizer):
             (value if scaler is None else scaler.scale(value)).backward()
             return value
 
-        return self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
+        mean: Tensor = self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
+        return mean
 
     def _take_back(self, known: set[Tensor], replays: list[Replay]) -> None:
         """Leave everything as it was before the step, when only these parameters had state."""
@@ -300,7 +310,7 @@ class VSGD(Optimizer):
         if not grads:
             raise RuntimeError(
                 "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "
-                "given to VSGD"
+                "given to VSGD" + remedy()
             )
         return Evaluation(loss=loss.detach().clone().reshape(()), grads=grads, recording=recorded)
 
@@ -520,6 +530,7 @@ class VSGD(Optimizer):
         """Of the last step that was taken, if it had several samples."""
         self._gains: dict[int, list[list[Any]]] = {}
         self._loss = torch.zeros(())
+        self.last_loss = None
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()

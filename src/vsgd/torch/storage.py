@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.networks import Networks
@@ -465,10 +466,20 @@ def check_parameters(parameters: list[Tensor]) -> None:
             raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
         if is_sharded(parameter):
             check_sharding(parameter)
-    spans = sorted(span_of(p) for p in map(local_of, parameters) if p.numel() and p.device.type != "meta")
+    known = [p for p in parameters if not is_lazy(p)]  # lazy ones have no memory yet
+    spans = sorted(span_of(p) for p in map(local_of, known) if p.numel() and p.device.type != "meta")
     for (device, _, end), (other, start, _) in itertools.pairwise(spans):
         if device == other and start < end:
             raise ValueError("two parameters share memory; tie weights by using one parameter twice")
+
+
+def check_initialized(parameters: list[Tensor]) -> None:
+    """Refuse parameters of lazy modules that have not been called yet."""
+    if lazy := sum(map(is_lazy, parameters)):
+        raise RuntimeError(
+            f"{lazy} of {len(parameters)} parameters have no shape yet, because their lazy modules have not been "
+            "called; call the model once before the first step: model(x)"
+        )
 
 
 def span_of(parameter: Tensor) -> tuple[str, int, int]:

@@ -280,6 +280,42 @@ def test_options_of_trainer(tmp_path, given):
     assert (rates[-1] < 0.01) if "lr_scheduler_type" in given else (set(rates) == {1.0})
 
 
+class Comparisons(Dataset):
+    """Random words; the label is whether the first has a higher number than the last."""
+
+    def __init__(self, rows, seed):
+        self.words = torch.randint(20, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
+        self.labels = (self.words[:, 0] > self.words[:, -1]).long()
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, k):
+        return {"input_ids": self.words[k], "labels": self.labels[k]}
+
+
+@pytest.mark.slow
+def test_usual_weight_decay_costs_little_accuracy(tmp_path):
+    def accuracy(weight_decay):
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        model = BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=LENGTH, **sizes))
+        given = {"max_steps": 500, "per_device_train_batch_size": 32, "logging_steps": 100, "seed": 42}
+        trainer = VSGDTrainer(
+            model=model,
+            args=arguments(tmp_path, weight_decay=weight_decay, **given),
+            train_dataset=Comparisons(2000, seed=0),
+            eval_dataset=Comparisons(1000, seed=1),
+            compute_metrics=lambda found: {"accuracy": (found.predictions.argmax(1) == found.label_ids).mean()},
+        )
+        trainer.train()
+        return trainer.evaluate()["eval_accuracy"]
+
+    without, decayed = accuracy(0.0), accuracy(0.01)
+    assert without > 0.95
+    assert decayed > without - 0.02
+
+
 def test_a_loss_of_ones_own(tmp_path):
     class Own(VSGDTrainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):

@@ -146,3 +146,27 @@ def test_the_unit_of_the_noise_scale_is_what_a_sample_is(rows, unit):
         batches = [1 + torch.randn(8, 20) for _ in range(1 if rows else 4)]
         opt.minimize([lambda x=x: layer(x).mean() for x in batches])
     assert f" {unit}, " in str(opt.info())
+
+
+def test_tensorboard_continues_the_steps_of_a_resumed_run():
+    class Writer:
+        def __init__(self):
+            self.steps = []
+
+        def add_scalar(self, name, value, step):
+            if name == "vsgd/skipped":
+                self.steps.append(step)
+
+    def train(opt, steps):
+        for _ in range(steps):
+            opt.minimize(lambda: model(torch.ones(8, 3)).square().mean())
+
+    model, writer = nn.Linear(3, 1), Writer()
+    opt = VSGD(model.named_parameters())
+    opt.register_step_post_hook(TensorBoard(writer, every=5))
+    train(opt, 12)
+    resumed = VSGD(model.named_parameters())
+    resumed.load_state_dict(opt.state_dict())
+    resumed.register_step_post_hook(TensorBoard(writer, every=5))
+    train(resumed, 8)
+    assert writer.steps == [5, 10, 15, 20]

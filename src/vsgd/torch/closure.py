@@ -21,7 +21,11 @@ Closure = Callable[[], Any]
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
+NO_CLOSURE = """VSGD may need a second gradient of the same batch, so it takes a function that computes the loss:
+
+    opt.minimize(lambda: F.cross_entropy(model(x), y))    # instead of loss.backward() and opt.step()
+
+or, to change gradients before the step (clipping, for example):
 
     def closure():
         opt.zero_grad()

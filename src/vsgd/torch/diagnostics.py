@@ -155,26 +155,33 @@ def _quantiles(values: Tensor) -> Quantiles:
     return Quantiles(*torch.quantile(values, values.new_tensor([0.05, 0.5, 0.95])).tolist())
 
 
+def step_number(param_groups: list[dict[str, Any]]) -> int:
+    """Return the number of calls of `step` since the beginning of the run, skipped steps included."""
+    return int(param_groups[0]["steps"] + param_groups[0]["skipped"])
+
+
 class TensorBoard:
-    """Writes the diagnosis to a `SummaryWriter` now and then:
+    """Write the diagnosis to a `SummaryWriter` after every `every` steps.
+
+    Steps are counted by the optimizer, so a run that resumes from a checkpoint continues the count.
 
     opt.register_step_post_hook(TensorBoard(SummaryWriter(), every=100))
     """
 
     def __init__(self, writer: Any, every: int = 100):
-        self._writer, self._every, self._steps = writer, every, 0
+        self._writer, self._every = writer, every
 
     def __call__(self, opt: VSGD, arguments: Any = (), keywords: Any = None) -> None:
-        self._steps += 1
-        if self._steps % self._every:
+        step = step_number(opt.param_groups)
+        if step % self._every:
             return
         diagnosis = opt.info()
-        self._writer.add_scalar("vsgd/noise_scale", diagnosis.noise_scale, self._steps)
-        self._writer.add_scalar("vsgd/skipped", diagnosis.skipped, self._steps)
+        self._writer.add_scalar("vsgd/noise_scale", diagnosis.noise_scale, step)
+        self._writer.add_scalar("vsgd/skipped", diagnosis.skipped, step)
         for tensor in diagnosis.tensors:
             for what in ("rate", "memory", "signal_to_noise"):
-                self._writer.add_scalar(f"vsgd/{what}/{tensor.name}", getattr(tensor, what).median, self._steps)
-            self._writer.add_scalar(f"vsgd/outliers/{tensor.name}", tensor.outliers, self._steps)
+                self._writer.add_scalar(f"vsgd/{what}/{tensor.name}", getattr(tensor, what).median, step)
+            self._writer.add_scalar(f"vsgd/outliers/{tensor.name}", tensor.outliers, step)
 
 
 def plot(diagnosis: Diagnosis) -> Figure:

@@ -37,8 +37,9 @@ from vsgd.torch.closure import (
 )
 from vsgd.torch.companions import OPTIMIZERS, Turns, check_unshared, next_turn, trained_in_turn, used_by
 from vsgd.torch.diagnostics import Diagnosis, diagnose
+from vsgd.torch.frameworks import remedy
 from vsgd.torch.noise import Noise, StepNoise, observe
-from vsgd.torch.parameters import check_listed_once, check_parameters
+from vsgd.torch.parameters import check_initialized, check_listed_once, check_parameters
 from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
 from vsgd.torch.shards import is_sharded, local_of
@@ -136,6 +137,8 @@ class VSGD(Optimizer):
     _constructing = False
     _met: bool
     """Have the processes been compared?"""
+    last_loss: Tensor | None
+    """The loss that the last `step` returned, for wrappers whose `step` returns None. None before the first step."""
 
     def __init__(
         self,
@@ -240,6 +243,7 @@ class VSGD(Optimizer):
             The loss as it was before the step; with micro-batches or several processes, their mean.
         """
         closures = check_closures(closure)
+        check_initialized(self._parameters())
         if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
             check_gradients(self.state)
         VSGD._last_to_step = id(self)
@@ -275,9 +279,10 @@ class VSGD(Optimizer):
             if within_iterates:
                 self._open()
             mark_gradients(self._parameters())
-        return mean_loss(first)
+        self.last_loss = mean_loss(first)
+        return self.last_loss
 
-    def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Any:
+    def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Tensor:
         """The short form of `step`, for functions that only return the loss. Gradients are computed here.
 
             loss = opt.minimize(lambda: F.cross_entropy(model(x), y))
@@ -285,6 +290,9 @@ class VSGD(Optimizer):
         Args:
             loss: a function that returns the loss, or a list of them, which are micro-batches.
             scaler: a `torch.amp.GradScaler`. The loss is scaled here; call `scaler.update()` afterwards as usual.
+
+        Returns:
+            The loss before the step; with micro-batches or several processes, their mean.
         """
 
         def closure(compute: Closure) -> Any:
@@ -293,7 +301,8 @@ class VSGD(Optimizer):
             (value if scaler is None else scaler.scale(value)).backward()
             return value
 
-        return self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
+        mean: Tensor = self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
+        return mean
 
     def _first_evaluations(self, replays: list[Replay], scaler: Any, companions: ExitStack) -> list[Evaluation]:
         """Evaluate the closures at the iterates, those of the companions included, which stay there until they `close`.
@@ -364,7 +373,7 @@ class VSGD(Optimizer):
         if not grads:
             raise RuntimeError(
                 "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "
-                "given to VSGD"
+                "given to VSGD" + remedy()
             )
         return Evaluation(loss=loss.detach().clone().reshape(()), grads=grads, recording=recorded)
 
@@ -644,6 +653,7 @@ class VSGD(Optimizer):
         """Of the last step that was taken, if it had several samples."""
         self._gains: dict[int, list[list[Any]]] = {}
         self._loss = torch.zeros(())
+        self.last_loss = None
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()

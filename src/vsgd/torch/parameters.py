@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from vsgd.torch.shards import check_sharding, is_sharded, local_of
 
@@ -48,11 +49,22 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
             raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
         if is_sharded(parameter):
             check_sharding(parameter)
+        if is_lazy(parameter):  # it has no memory yet
+            continue
         part = local_of(parameter)
         if part.numel() and part.device.type != "meta" and part.data_ptr():
             devices.setdefault(str(part.device), {})[name] = layout_of(part)
     for layouts in devices.values():
         check_memory(layouts)
+
+
+def check_initialized(parameters: list[Tensor]) -> None:
+    """Refuse parameters of lazy modules that have not been called yet."""
+    if lazy := sum(map(is_lazy, parameters)):
+        raise RuntimeError(
+            f"{lazy} of {len(parameters)} parameters have no shape yet, because their lazy modules have not been "
+            "called; call the model once before the first step: model(x)"
+        )
 
 
 def named_parameters(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Tensor]]:

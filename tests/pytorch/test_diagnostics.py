@@ -170,3 +170,25 @@ def test_tensorboard_continues_the_steps_of_a_resumed_run():
     resumed.register_step_post_hook(TensorBoard(writer, every=5))
     train(resumed, 8)
     assert writer.steps == [5, 10, 15, 20]
+
+
+def test_a_bias_before_batchnorm_shows_no_rate_and_triggers_no_second_gradient():
+    """Its gradient is rounding, whose size varies from step to step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+    opt = VSGD(model.named_parameters())
+    calls = []
+    for step in range(60):
+        x = torch.randn(64, 6, generator=torch.Generator().manual_seed(step))
+
+        def loss(x=x):
+            calls.append(is_probing())
+            return (model(x)[:, 0] - x.sum(1)).square().mean()
+
+        opt.minimize(loss)
+    tensors = {tensor.name: tensor for tensor in opt.info().tensors}
+    assert tensors["0.bias"].rate == (0.0, 0.0, 0.0)
+    assert "rounding" in tensors["0.bias"].basis
+    assert 0 < tensors["0.weight"].rate.median < 100
+    # further calls: checks in two steps, probes in the first three and every tenth, two for running statistics
+    assert sum(calls) <= 2 + 3 + 6 + 2 + 3

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vsgd.algorithms.networks import Networks
 from vsgd.core import variance
+from vsgd.tensors import ROUNDING
 from vsgd.torch.basis import describe
 from vsgd.torch.engine import rates, state_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 QUANTILE_SAMPLE = 1_000_000
 """Quantiles of larger tensors are taken from so many of their coordinates, evenly spread."""
+
+
+NO_EFFECT = "no effect on the loss: the gradient is rounding"
+"""Shown for a bias before BatchNorm, for example. Its rate, which means nothing, is shown as 0."""
 
 
 class Quantiles(NamedTuple):
@@ -108,7 +113,9 @@ def diagnose(
     buffer_bytes: int,
 ) -> Diagnosis:
     """Return the diagnosis. All but the noise is read off the state; training computes nothing else for it."""
-    tensors, variance_sum, signal_sum = [], 0.0, 0.0
+    tensors: list[TensorInfo] = []
+    norms_sq: list[float] = []
+    variance_sum, signal_sum = 0.0, 0.0
     for number, group in enumerate(groups):
         config = group["algorithm"]
         uses_basis = isinstance(config, Networks) and config.eigenbasis
@@ -121,6 +128,7 @@ def diagnose(
             sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
             variance_sum += float(sigma_sq.sum())
             signal_sum += float((state.mean.grad**2).sum())
+            norms_sq.append(float(state.mean.grad_sq.sum()))
             tensors.append(
                 TensorInfo(
                     name=names[index] if names else f"group {number}, parameter {index}",
@@ -135,8 +143,12 @@ def diagnose(
     scale = noise_scale(Noise(variance_sum, signal_sum))
     if noise.steps:
         scale = noise_scale(noise) if is_known(noise) else math.inf
+    least = ROUNDING**2 * max(norms_sq, default=0.0)
     return Diagnosis(
-        tensors=tensors,
+        tensors=[
+            tensor if norm_sq >= least else tensor._replace(rate=Quantiles(0.0, 0.0, 0.0), basis=NO_EFFECT)
+            for tensor, norm_sq in zip(tensors, norms_sq, strict=True)
+        ],
         noise_scale=scale,
         samples_per_step=max(group["samples"] for group in groups),
         skipped=groups[0]["skipped"],

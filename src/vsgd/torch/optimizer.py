@@ -577,7 +577,8 @@ class VSGD(Optimizer):
             if not storage.is_untouched():
                 with signals_deferred():
                     storage.adopt()
-                    self._met = False
+                # a table may be written without being changed, and a part of a tensor be changed in one process only
+                self._met = self._met and (isinstance(storage, Table) or is_sharded(storage.parameters[0]))
 
     def _close(self) -> None:
         for _, storage in self._storages:

@@ -20,6 +20,7 @@ from vsgd.algorithms.paper import Paper
 from vsgd.reweight import effective_count, sample_weights
 from vsgd.tensors import Config, averages_iterates
 from vsgd.torch import basis, running
+from vsgd.torch.agreement import agreed, check_averaged, checksum, contents_of, facts_of, reduce_checks
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.closure import (
     Closure,
@@ -40,7 +41,7 @@ from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.frameworks import remedy
 from vsgd.torch.noise import Noise, StepNoise, observe
 from vsgd.torch.parameters import check_initialized, check_listed_once, check_parameters
-from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
+from vsgd.torch.replicas import ALONE, Replicas, raised_by_all, replicas_of
 from vsgd.torch.samples import Recorder
 from vsgd.torch.shards import is_sharded, local_of
 from vsgd.torch.statistics import SampleTotals, added_up, counts_rows
@@ -136,7 +137,7 @@ class VSGD(Optimizer):
     """When this optimizer has taken steps, among all in the process."""
     _constructing = False
     _met: bool
-    """Have the processes been compared?"""
+    """Whether the weights and states of all processes have been compared since they were set from outside."""
     last_loss: Tensor | None
     """The loss that the last `step` returned, for wrappers whose `step` returns None. None before the first step."""
 
@@ -230,6 +231,7 @@ class VSGD(Optimizer):
     # --- a step ---------------------------------------------------------------------------------------------------
 
     @without_grad
+    @raised_by_all
     def step(self, closure: Closure | Sequence[Closure] | None = None, *, scaler: Any = None) -> Any:
         """Evaluate the closure, learn from it, and move the parameters.
 
@@ -251,13 +253,13 @@ class VSGD(Optimizer):
         self.turns = next_turn(self.turns)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
-        self._meet_replicas()
         known = set(self.state)
         replays = [Replay(each, self.parameter_set()) for each in closures]
         first: list[Evaluation] = []
         taken, within_iterates = False, self._is_open
         companions = ExitStack()
         self._arrange()
+        self._meet_replicas(len(closures))
         try:
             self._open()
             first += self._first_evaluations(replays, scaler, companions)
@@ -315,7 +317,7 @@ class VSGD(Optimizer):
             companions.enter_context(other.iterates())
         while True:
             runs = [partial(replay.first, watched) for replay in replays]
-            first = [self._evaluate(run, scaler, closures=len(replays)) for run in runs]
+            first = [self._evaluate(run, scaler) for run in runs]
             others = [other for other in candidates if other not in self._companions]
             found = used_by([replay.saved for replay in replays], others)
             self._companions.update(found)
@@ -339,23 +341,34 @@ class VSGD(Optimizer):
         """The processes that train this model."""
         return replicas_of(self._process_group, self._samples == "replicas", self._reduce_dtype)
 
-    def _meet_replicas(self) -> None:
-        """Find the other processes, and check once that they train the same model."""
+    def _meet_replicas(self, closures: int) -> None:
+        """Find the other processes, and state what must be equal in all of them in this step."""
         self._replicas = self.replicas()
-        if self._reweight and self._replicas.size > 1:
+        if any(map(is_sharded, self._parameters())) and (self._recorder is not None or self._samples == "replicas"):
+            raise TypeError("a parameter is sharded, so its gradients come averaged: leave per_sample and samples out")
+        if self._replicas.size == 1:
+            return
+        if self._reweight:
             raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
+        self._adopt_changes()
+        names = ("_samples", "_reduction", "_compact", "_reduce_dtype")
+        facts = {name.removeprefix("_"): getattr(self, name) for name in names}
+        facts |= {"per_sample": self._recorder is not None, "the number of micro-batches": closures}
+        facts |= facts_of(self.param_groups, self.state)
+        facts["whether weights or state were set since the last step"] = not self._met
         if not self._met:
-            if any(map(is_sharded, self._parameters())) and (self._recorder is not None or self._samples == "replicas"):
-                raise TypeError(
-                    "a parameter is sharded, so its gradients come averaged: leave per_sample and samples out"
-                )
-            check_models(self._replicas, self._parameters(), self.param_groups[0]["steps"])
+            facts |= contents_of(self.param_groups, self.state)
+            facts["corrections of running statistics"] = checksum([t for c in self._corrections.values() for t in c])
+        self._replicas = self._replicas.with_facts(facts)
+        if not self._met:  # before a closure communicates in ways that depend on settings
+            self._replicas.numbers("start of the step")
             self._met = True
 
-    def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True, closures: int = 0) -> Evaluation:
-        """Run a closure, one of so many, and collect the gradients that it leaves. All processes do so together."""
+    def _evaluate(self, run: Callable[[], Any], scaler: Any, record: bool = True) -> Evaluation:
+        """Run a closure and collect the gradients that it leaves. All processes do so together."""
         evaluate = partial(self._evaluate_here, scaler=scaler, record=record)
-        return agreed(self._replicas, run, evaluate, self._parameters(), closures)
+        evaluation, self._replicas = agreed(self._replicas, run, evaluate, self._parameters())
+        return evaluation
 
     def _evaluate_here(self, run: Callable[[], Any], scaler: Any, record: bool) -> Evaluation:
         for parameter in self._parameters():
@@ -379,7 +392,7 @@ class VSGD(Optimizer):
 
     def _learn_from(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> list[Work]:
         """Take gradients at θ + δ too if that is due. All that an update needs; nothing of the state has changed."""
-        starting, steps = not self.state, self.param_groups[0]["steps"]
+        starting, here, steps = not any(self.state.values()), first[0], self.param_groups[0]["steps"]
         raw = {p: p.grad for p in self._parameters()}
         checking = starting or steps == 1 or steps % RECHECK_INTERVAL == 0
         if starting:
@@ -389,21 +402,21 @@ class VSGD(Optimizer):
         totals = self._sample_totals(first, None, scaler, only_tables=True)
         self._admit(first, totals)
         work = collect(self._storages, first, totals, self._replicas)
-        probing = probe_is_due(work)
-        if not probing:  # a probe that is due anyway needs no look at the numbers first
-            probing = probe_is_due(work, long=self._look_at(first, work, scaler))
+        probing = self._replicas.size == 1 and probe_is_due(work)
+        if not probing:  # a single process need not wait for the numbers if a probe is due anyway
+            probing = self._look_at(first, [], work, scaler)
         second = None
         if probing:
             places = {p: k for k, p in enumerate(self._parameters())}
             work = [probe(w, places) for w in work]
             second = [self._evaluate(replay.again, scaler) for replay in replays]
             if starting:
-                with self._replicas.sharing_errors():
-                    check_probe_was_seen(first[0], second[0])
+                with self._replicas.sharing_errors("check of the probe"):
+                    check_probe_was_seen(here, second[0])
         if probing or totals is not None:
             totals = self._sample_totals(first, second, scaler)
             work = [collect_again(w, first, second, totals, self._replicas) for w in work]
-            self._look_at([*first, *(second or [])], work, scaler)
+            self._look_at(first, second or [], work, scaler)
         if scaler is not None:
             scaler.unscale_(self)
         if probing or checking:
@@ -418,12 +431,13 @@ class VSGD(Optimizer):
         if not averaged or not running.is_due(self.param_groups[0]["steps"]):
             return {}
         iterates, averages = running.seen(replays[-1].saved), {}
-        if self._replicas.all(not iterates):
+        if self._replicas.all("layers with running statistics", not iterates):
             return {}
         grads = {p: p.grad for p in self._parameters()}
         self._close()
         again = partial(replays[-1].again, lambda saved: averages.update(running.seen(saved)))
         self._evaluate(again, scaler, record=False)
+        self._replicas.numbers("end of an evaluation at the averaged weights")
         self._open(adopt=False)  # a closure may have changed weights, which are not the user's changes between steps
         for parameter, grad in grads.items():
             parameter.grad = grad
@@ -444,21 +458,24 @@ class VSGD(Optimizer):
 
     def _check_closures(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
         """Check in the first step that closures repeat themselves, and count their operations."""
+        local = list(first)
         self._check_finite(first, scaler)
-        self._warn_of_suspicious(first)
+        self._warn_of_suspicious(local)
         # operations are counted in code that is not compiled, and torch would not compile again what it met meanwhile
         counter = basis.flop_counter()
         try:
             with torch.compiler.set_stance("force_eager"), counter:
                 again = self._evaluate_again(replays, scaler)
             # compared outside, since the counter slows down every operation
-            repeated = self._difference(first, again, scaler) is None
+            repeated = self._difference(local, again, scaler) is None
         except RuntimeError:
             repeated = False
-        if not self._replicas.all(repeated):  # compiled code draws other random numbers, so it is compared with itself
-            self._check_again(first, replays, scaler)
+        if not self._replicas.all("check of the closures", repeated):
+            self._check_again(
+                local, replays, scaler
+            )  # compiled code draws other random numbers than the same uncompiled
         check_averaged(self._replicas, first[0])
-        flops = self._replicas.mean(float(counter.get_total_flops()))
+        flops = self._replicas.mean("number of operations", float(counter.get_total_flops()))
         for group in self.param_groups:
             group["gradient_flops"] = flops
 
@@ -469,7 +486,7 @@ class VSGD(Optimizer):
             if difference is not None:
                 warnings.warn(str(difference), stacklevel=4)
             return
-        with self._replicas.sharing_errors():
+        with self._replicas.sharing_errors("repeatability of the closures"):
             if difference is not None:
                 raise difference
 
@@ -478,7 +495,7 @@ class VSGD(Optimizer):
 
     def _difference(self, first: list[Evaluation], again: list[Evaluation], scaler: Any) -> NotRepeatable | None:
         """Return the error of a closure that gave something else in another evaluation at the same weights."""
-        self._check_finite(again, scaler)
+        self._check_finite(list(again), scaler)
         try:
             for each, other in zip(first, again, strict=True):
                 check_repeatable(each, other)
@@ -487,9 +504,10 @@ class VSGD(Optimizer):
         return None
 
     def _check_finite(self, evaluations: list[Evaluation], scaler: Any) -> None:
-        """Skip the step if a loss or a gradient is not finite."""
+        """Skip the step if a loss or a gradient is not finite. Replace the losses by their mean over all processes."""
         numbers = [n for e in evaluations for n in (e.loss, *(grad.norm() for grad in e.grads.values()))]
-        if not self._replicas.all(all(bool(number.isfinite()) for number in numbers)):
+        usable, _ = reduce_checks(self._replicas, evaluations, all(bool(n.isfinite()) for n in numbers), False)
+        if not usable:
             self._give_up(scaler)
 
     def _warn_of_suspicious(self, first: list[Evaluation]) -> None:
@@ -522,8 +540,7 @@ class VSGD(Optimizer):
             only = {p for e in first for p in e.grads if not self.state.get(p) or is_table(self.state[p])}
         here, there = first[0].recording, None if second is None else second[0].recording
         bases = {p: b for _, s in self._storages if isinstance(s, Dense) for p, b in s.rotated().items()}
-        with self._replicas.sharing_errors():
-            sums = self._recorder.sums(here, there, self._reduction, scale_of(scaler), only=only, bases=bases)
+        sums = self._recorder.sums(here, there, self._reduction, scale_of(scaler), only=only, bases=bases)
         scale = here.count if self._reduction == "mean" else 1
         if not self._reweight:
             totals = SampleTotals(sums, here.count, scale, {}, here.count)
@@ -535,12 +552,19 @@ class VSGD(Optimizer):
         directions = {p: d * (signs[p] * factor) for p, d in self._recorder.weighted(here, weights, dense).items()}
         return SampleTotals(sums, here.count, scale, directions, float(effective_count(weights)))
 
-    def _look_at(self, evaluations: list[Evaluation], work: list[Work], scaler: Any) -> bool:
-        """Is a gradient unusually long? `NotFinite` if a number is not usable. Only here a device is waited for."""
-        usable, long = verdict(work, [evaluation.loss for evaluation in evaluations])
+    def _look_at(self, first: list[Evaluation], second: list[Evaluation], work: list[Work], scaler: Any) -> bool:
+        """Return whether any process wants to probe. The losses of `first` become the mean over all processes.
+
+        This is the only device synchronization in a step.
+
+        Raises:
+            NotFinite: a number is not usable, in any process.
+        """
+        usable, long = verdict(work, [evaluation.loss for evaluation in (*first, *second)])
+        usable, probing = reduce_checks(self._replicas, first, usable, probe_is_due(work, long))
         if not usable:
             self._give_up(scaler)
-        return long
+        return probing
 
     def _give_up(self, scaler: Any) -> NoReturn:
         """Skip this step. The scaler, if there is one, would look at the gradients of the last evaluation only."""
@@ -572,7 +596,7 @@ class VSGD(Optimizer):
     def _objective(self, first: list[Evaluation]) -> Tensor:
         """The loss in the unit of the gradients that are learned from: a mean over rows, if these are the samples."""
         is_sum = self._recorder is not None and self._reduction == "sum"
-        return mean_loss(first) / (first[0].recording.count if is_sum else 1)
+        return mean_loss(first) / (self._replicas.mean("number of rows", first[0].recording.count) if is_sum else 1)
 
     def _settle(self) -> None:
         """Let window and horizon follow the last step; only now, so as not to wait for a device then."""
@@ -692,10 +716,14 @@ class VSGD(Optimizer):
                 storage.open()
 
     def _adopt_changes(self) -> None:
+        if self._is_open:
+            return
         for _, storage in self._storages:
             if not storage.is_untouched():
                 with signals_deferred():
                     storage.adopt()
+                # a table may be written without being changed, and a part of a tensor be changed in one process only
+                self._met = self._met and (isinstance(storage, Table) or is_sharded(storage.parameters[0]))
 
     def _close(self) -> None:
         for _, storage in self._storages:

@@ -209,11 +209,11 @@ def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0
 def distance_to_go(evaluation: Evaluation, replicas: Replicas) -> float:
     """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero.
 
-    All processes take that of the first, whose gradient may be sharded over all.
+    All processes use the mean loss, and the gradient of process 0, which may be sharded over all.
     """
     squares = {p: float(grad.norm().double().square()) for p, grad in evaluation.grads.items()}
     sharded = sum(square for p, square in squares.items() if is_sharded(p))
-    rows = replicas.numbers(float(evaluation.loss), sum(squares.values()) - sharded, sharded)
+    rows = replicas.numbers("distance to go", float(evaluation.loss), sum(squares.values()) - sharded, sharded)
     square = rows[0][1] + sum(row[2] for row in rows)
     slope = math.sqrt(square * sum(p.numel() for p in evaluation.grads))
-    return abs(rows[0][0]) / max(slope, LEAST_NORM)
+    return abs(sum(row[0] for row in rows) / len(rows)) / max(slope, LEAST_NORM)

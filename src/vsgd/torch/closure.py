@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from vsgd.torch.frameworks import SCALER, check_accumulation, remedy
+from vsgd.torch.interrupts import call_user
 
 Closure = Callable[[], Any]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
 
@@ -56,8 +53,6 @@ NORMALIZATIONS = (
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 """Layers whose buffers are statistics of what passes through them, used only when the model is evaluated."""
-
-DEFERRED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
 
 _PROBING: ContextVar[bool] = ContextVar("vsgd_probing", default=False)
 
@@ -143,47 +138,6 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
         raise RuntimeError(FORWARD_OUTSIDE)
 
 
-def without_grad(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.no_grad()`, but an interrupt in the midst of switching leaves no switch of torch or of this module on."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        enabled, saving = torch.is_grad_enabled(), _SAVING.get()
-        try:
-            with torch.no_grad():
-                return function(*args, **kwargs)
-        except BaseException:
-            with signals_deferred():
-                torch.set_grad_enabled(enabled)
-                _PROBING.set(False)
-                _SAVING.set(saving)
-            raise
-
-    return call
-
-
-@contextmanager
-def signals_deferred() -> Iterator[None]:
-    """Deliver signals that arrive within only afterwards: what happens within happens as a whole or not at all."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[tuple[int, Any]] = []
-    handlers: dict[int, Any] = {}
-    try:
-        for number in DEFERRED:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, lambda *arrived: pending.append(arrived))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in pending:
-            handlers[number](number, frame)
-
-
 class SavedBuffer(NamedTuple):
     """A buffer of a module before the module was called."""
 
@@ -262,7 +216,7 @@ class Replay:
     def first(self) -> Any:
         self._random_before = self._random_state()
         with saving_buffers() as self.saved, torch.enable_grad():
-            return self._closure()
+            return call_user(self._closure)
 
     def again(self, look: Callable[[Saving], None] | None = None) -> Any:
         """Run the closure once more. Before buffers are put back, one may `look` at what it did to them."""
@@ -273,7 +227,7 @@ class Replay:
             _PROBING.set(True)
             with saving_buffers() as saved, torch.enable_grad():
                 try:
-                    result = self._closure()
+                    result = call_user(self._closure)
                     if look is not None:
                         look(saved)
                     return result
@@ -292,6 +246,11 @@ class Replay:
     def undo(self) -> None:
         """Take back what the first evaluation did to buffers, as a skipped step must."""
         restore_buffers(self.saved.buffers)
+
+    def rewind(self) -> None:
+        """Set the random number generators to their states before the first evaluation, if it has begun."""
+        if self._random_before:
+            self._set_random_state(self._random_before)
 
     def _random_state(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]

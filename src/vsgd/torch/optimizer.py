@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +29,9 @@ from vsgd.torch.closure import (
     check_probe_was_seen,
     check_repeatable,
     mark_gradients,
-    signals_deferred,
-    without_grad,
 )
 from vsgd.torch.diagnostics import Diagnosis, diagnose
+from vsgd.torch.interrupts import DeferredSignals, interruptible
 from vsgd.torch.noise import Noise, StepNoise, observe
 from vsgd.torch.replicas import ALONE, Replicas, agreed, check_averaged, check_models, replicas_of
 from vsgd.torch.samples import Recorder
@@ -40,6 +39,7 @@ from vsgd.torch.shards import is_sharded, local_of
 from vsgd.torch.statistics import SampleTotals, added_up, counts_rows
 from vsgd.torch.storage import (
     Dense,
+    ParamState,
     Storage,
     Table,
     arranged,
@@ -72,8 +72,22 @@ LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
 
 
+IN_USE = (
+    "step() was called during {use} of the same optimizer: in its closure or block, or in another thread. Call step() "
+    "after it has ended. To train another network meanwhile, give that a VSGD of its own."
+)
+
+
 class NotFinite(Exception):
     """A loss or gradient was infinite or NaN."""
+
+
+class Before(NamedTuple):
+    """Everything a step changes before it is certain to succeed."""
+
+    states: dict[Tensor, ParamState]
+    grads: dict[Tensor, Tensor | None]
+    gradient_flops: list[float]
 
 
 class VSGD(Optimizer):
@@ -153,6 +167,8 @@ class VSGD(Optimizer):
         self._samples = samples
         self._reduce_dtype = reduce_dtype
         self._process_group = process_group
+        self._in_use = ""
+        """What is running that lets parameters hold the iterates: a step, or a block of `iterates`."""
         self._corrections: dict[str, running.Correction] = {}
         """Of running statistics, for each layer that has them."""
         self._forget()
@@ -189,9 +205,11 @@ class VSGD(Optimizer):
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
-    @without_grad
     def step(self, closure: Closure | Sequence[Closure] | None = None, *, scaler: Any = None) -> Any:
         """Evaluate the closure, learn from it, and move the parameters.
+
+        A step happens as a whole or not at all, also when a signal interrupts it. Handlers of signals, such as that of
+        Ctrl-C, run at once while the closure runs. Otherwise they run at the end of the step, which has then succeeded.
 
         Args:
             closure: clears gradients, computes the loss, calls backward and returns the loss. A list of closures is a
@@ -202,14 +220,26 @@ class VSGD(Optimizer):
         Returns:
             The loss as it was before the step; with micro-batches or several processes, their mean.
         """
-        closures = check_closures(closure)
+        with DeferredSignals(), torch.no_grad():
+            if self._in_use:
+                raise RuntimeError(IN_USE.format(use=self._in_use))
+            self._in_use = "step()"
+            try:
+                return self._step(check_closures(closure), scaler)
+            finally:
+                self._in_use = ""
+
+    def _step(self, closures: list[Closure], scaler: Any) -> Any:
         if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
             check_gradients(self.state)
-        VSGD._last_to_step = id(self)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
         self._meet_replicas()
-        known = set(self.state)
+        before = Before(
+            dict(self.state),
+            {p: p.grad for p in self._parameters()},
+            [group["gradient_flops"] for group in self.param_groups],
+        )
         replays = [Replay(each, {p.device for p in self._parameters()}) for each in closures]
         first: list[Evaluation] = []
         taken = False
@@ -219,21 +249,29 @@ class VSGD(Optimizer):
             first += [self._evaluate(replay.first, scaler, closures=len(replays)) for replay in replays]
             work = self._learn_from(first, replays, scaler)
             seen = self._seen_at_both(replays, scaler)
-            with signals_deferred():
-                self._move_statistics(replays, seen)
-                self._update(work, self._objective(first))
-                self._close()
-                taken = True
-        except BaseException as error:
-            if not taken:
-                self._take_back(known, replays)
-            if not isinstance(error, NotFinite):
-                raise
-            self._skip(first[0].loss)
-        finally:
+            if scaler is not None:
+                scaler.unscale_(self)
+            self._move_statistics(replays, seen)
+            self._update(work, self._objective(first))
+            self._close()
+            taken = True
+        except NotFinite:
+            self._take_back(before, replays)
             mark_gradients(self._parameters())
+            self._skip(first[0].loss)
+        except BaseException:
+            if not taken:
+                self._take_back(before, replays)
+                for replay in reversed(replays):
+                    replay.rewind()
+                for parameter, grad in before.grads.items():
+                    parameter.grad = grad
+            raise
+        mark_gradients(self._parameters())
+        VSGD._last_to_step = id(self)
         return mean_loss(first)
 
+    @interruptible
     def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Any:
         """The short form of `step`, for functions that only return the loss. Gradients are computed here.
 
@@ -244,6 +282,7 @@ class VSGD(Optimizer):
             scaler: a `torch.amp.GradScaler`. The loss is scaled here; call `scaler.update()` afterwards as usual.
         """
 
+        @interruptible
         def closure(compute: Closure) -> Any:
             value = compute()
             check_loss(value)
@@ -252,14 +291,17 @@ class VSGD(Optimizer):
 
         return self.step([partial(closure, each) for each in check_closures(loss)], scaler=scaler)
 
-    def _take_back(self, known: set[Tensor], replays: list[Replay]) -> None:
-        """Leave everything as it was before the step, when only these parameters had state."""
-        with signals_deferred(), torch.no_grad():  # an interrupt may have hit the end of enable_grad()
-            self._close()
-            for replay in reversed(replays):
-                replay.undo()
-            for parameter in set(self.state) - known:
-                del self.state[parameter]
+    def _take_back(self, before: Before, replays: list[Replay]) -> None:
+        """Restore parameters, state and buffers."""
+        self._close()
+        for replay in reversed(replays):
+            replay.undo()
+        if any(self.state.get(p) is not state for p, state in before.states.items()):
+            self._storages.clear()  # one became a table
+        self.state.clear()
+        self.state.update(before.states)
+        for group, flops in zip(self.param_groups, before.gradient_flops, strict=True):
+            group["gradient_flops"] = flops
 
     def replicas(self) -> Replicas:
         """The processes that train this model."""
@@ -327,11 +369,9 @@ class VSGD(Optimizer):
             totals = self._sample_totals(first, second, scaler)
             work = [collect_again(w, first, second, totals, self._replicas) for w in work]
             self._look_at([*first, *(second or [])], work, scaler)
-        if scaler is not None:
-            scaler.unscale_(self)
         if probing:
             for parameter, grad in raw.items():
-                parameter.grad = grad if grad is None or scaler is None else grad.div_(scale_of(scaler))
+                parameter.grad = grad
         for group in self.param_groups:  # a mistake is told before anything moves
             float(group["lr"]), float(group["weight_decay"])
         return work
@@ -481,9 +521,7 @@ class VSGD(Optimizer):
                 f"(loss {float(loss):g}); nothing has been changed in them. Look at the data, or at the last layers."
             )
 
-    @contextmanager
-    @torch.no_grad()
-    def iterates(self) -> Iterator[None]:
+    def iterates(self) -> AbstractContextManager[None]:
         """Within, parameters hold the newest iterates instead of their average.
 
         For networks that train against each other: each should meet the other as it is, not as it was on average.
@@ -491,12 +529,7 @@ class VSGD(Optimizer):
             with generator_opt.iterates():
                 discriminator_opt.step(closure)
         """
-        self._arrange()
-        try:
-            self._open()
-            yield
-        finally:
-            self._close()
+        return Iterates(self)
 
     def info(self) -> Diagnosis:
         """Rates, memory and noise of every tensor, and the batch size worth using. `print` shows it as a table."""
@@ -521,7 +554,8 @@ class VSGD(Optimizer):
         self._loss = torch.zeros(())
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle()
+        with DeferredSignals():
+            self._settle()
         kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples", "_reduce_dtype", "_corrections")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
@@ -530,6 +564,7 @@ class VSGD(Optimizer):
         self.__dict__.setdefault("_process_group", None)  # groups cannot be copied
         self.__dict__.setdefault("_reduce_dtype", None)
         self.__dict__.setdefault("_corrections", {})
+        self._in_use = ""
         self._forget()
 
     def _arrange(self) -> None:
@@ -538,9 +573,8 @@ class VSGD(Optimizer):
             require(group["algorithm"], Networks, Paper)
         if not served(self._storages, self.state):
             check_shapes(self.state)
-            with signals_deferred():
-                self._adopt_changes()
-                self._storages = arranged(self.param_groups, self.state, self._compact)
+            self._adopt_changes()
+            self._storages = arranged(self.param_groups, self.state, self._compact)
 
     def _open(self) -> None:
         """Let parameters hold the iterates; go on from what the user has set since the last step."""
@@ -551,8 +585,7 @@ class VSGD(Optimizer):
     def _adopt_changes(self) -> None:
         for _, storage in self._storages:
             if not storage.is_untouched():
-                with signals_deferred():
-                    storage.adopt()
+                storage.adopt()
 
     def _close(self) -> None:
         for _, storage in self._storages:
@@ -567,17 +600,16 @@ class VSGD(Optimizer):
         if not fresh and not turned:
             return
         groups = {p: group for group in self.param_groups for p in group["params"]}
-        with signals_deferred():
-            self._close()
-            blocks = self._plan([p for p in fresh if p not in tables])
-            for p in fresh:
-                self.state[p] = new_state(p, groups[p]["algorithm"], p in tables, self._compact, blocks.get(p, (1, 1)))
-            for p in turned:
-                self.state[p] = as_table(self.state[p], p)
-            self._storages = []
-            self._arrange()
-            measure_scales(self._storages, distance_to_go(evaluations[0], self._replicas))
-            self._open()
+        self._close()
+        blocks = self._plan([p for p in fresh if p not in tables])
+        for p in fresh:
+            self.state[p] = new_state(p, groups[p]["algorithm"], p in tables, self._compact, blocks.get(p, (1, 1)))
+        for p in turned:
+            self.state[p] = as_table(self.state[p], p)
+        self._storages = []
+        self._arrange()
+        measure_scales(self._storages, distance_to_go(evaluations[0], self._replicas))
+        self._open()
 
     def _plan(self, fresh: list[Tensor]) -> dict[Tensor, tuple[int, int]]:
         """Block sizes of the bases of new parameters, within what rotation may cost."""
@@ -591,7 +623,8 @@ class VSGD(Optimizer):
 
         Sharded parameters have one before their first step too, for `torch.distributed.checkpoint` to load into.
         """
-        self._settle()
+        with DeferredSignals():
+            self._settle()
         saved = super().state_dict()
         saved["statistics"] = {key: list(correction) for key, correction in self._corrections.items()}
         for own, group in zip(self.param_groups, saved["param_groups"], strict=True):
@@ -604,7 +637,7 @@ class VSGD(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up where `state_dict` left off, to the bit. A state of another model is refused and nothing changes."""
         checkpoint = checked(state_dict, self.param_groups)
-        with signals_deferred():
+        with DeferredSignals():
             super().load_state_dict(state_dict)
             for group, algorithm in zip(self.param_groups, checkpoint.algorithms, strict=True):
                 group["algorithm"] = algorithm
@@ -612,6 +645,38 @@ class VSGD(Optimizer):
             self.state.update(checkpoint.states)
             self._corrections = checkpoint.corrections
             self._forget()
+
+
+class Iterates(AbstractContextManager[None]):
+    """Context manager in which parameters hold the iterates. Signals interrupt its block, not its beginning or end."""
+
+    def __init__(self, optimizer: VSGD):
+        self._optimizer = optimizer
+        self._signals = DeferredSignals()
+        self._is_needed = False
+
+    def __enter__(self) -> None:
+        self._signals.__enter__()
+        opt = self._optimizer
+        self._is_needed = not opt._in_use  # otherwise parameters hold them already
+        if self._is_needed:
+            opt._in_use = "iterates()"
+            try:
+                with torch.no_grad():
+                    opt._arrange()
+                    opt._open()
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._is_needed:
+                self._optimizer._in_use = ""
+                with torch.no_grad():
+                    self._optimizer._close()
+        finally:
+            self._signals.__exit__()
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

@@ -52,8 +52,11 @@ def call_user(function: Callable[[], T]) -> T:
 
 def adopt_handlers() -> None:
     """Respect handlers that a closure has installed: signals are deferred for these, and they stay afterwards."""
-    if DeferredSignals.active is not None and is_main_thread():
-        DeferredSignals.active.replace_handlers()
+    block = DeferredSignals.innermost
+    while block is not None and not block.is_open:
+        block = block.outer
+    if block is not None and is_main_thread():
+        block.replace_handlers()
 
 
 def is_main_thread() -> bool:
@@ -81,88 +84,78 @@ class DeferredSignals:
     """Context manager that delays signals until its block has ended, except while user code runs within.
 
     The user's handlers are back in place before the delayed signals are delivered. Several signals of one kind are
-    delivered as one. If a handler raises while user code runs, all later signals wait until the exception is handled.
-    Blocks may be nested: the outermost replaces the handlers, the inner ones deliver what arrived within them if user
-    code follows.
+    delivered as one. If a handler raises while user code runs, later signals wait until the exception is handled.
     """
 
-    active: ClassVar[DeferredSignals | None] = None
-    """The outermost block of the main thread."""
+    innermost: ClassVar[DeferredSignals | None] = None
+    """The last block of the main thread that has begun."""
 
     def __init__(self) -> None:
+        self.is_open = False
+        self.outer: DeferredSignals | None = None
         self._receiver: Handler = self._receive  # one object, to be recognized
         self._handlers: dict[int, Handler] = {}
-        """The user's handlers."""
-        self._pending: dict[int, FrameType | None] = {}
+        """The handlers before the block: of the user, or of a block around this one."""
+        self._pending: list[int] = []
         self._raised: BaseException | None = None
         """The last exception that a handler raised in user code."""
-        self._is_ending = False
 
     def __enter__(self) -> None:
-        outermost = DeferredSignals.active
-        if (outermost is not None and not outermost._is_ending) or not is_main_thread():
+        if not is_main_thread():
             return
-        try:  # until all handlers are replaced, the others may raise: the second clause survives one more of these
+        try:  # handlers that are not yet replaced may raise, and once more while the others are put back
             try:
                 self.replace_handlers()
+                DeferredSignals.innermost, self.outer = self, DeferredSignals.innermost
+                self.is_open = True
             except BaseException:
-                self._restore_handlers()
+                self._restore(dict(self._handlers))
                 raise
-            DeferredSignals.active = self
         except BaseException:
-            self._restore_handlers()
+            self._restore(dict(self._handlers))
             raise
 
     def __exit__(self, *_: object) -> None:
-        outermost = DeferredSignals.active
-        if outermost is None or not is_main_thread():
+        if not self.is_open or not is_main_thread():
             return
-        if outermost is not self:
-            frame = inspect.currentframe()
-            for _level in range(2):  # to the function that contains the block, and to its caller
-                frame = frame and frame.f_back
-            if outermost._pending and is_user_code(frame) and not is_being_handled(outermost._raised):
-                outermost._deliver()
-            return
-        self._is_ending = True
-        handlers = dict(self._handlers)
-        try:  # handlers that are back in place may raise before the others are: each clause survives one of these
+        replaced, here = dict(self._handlers), inspect.currentframe()
+        caller = here and here.f_back and here.f_back.f_back  # of the function that contains the block
+        try:
             try:
-                self._restore_handlers()
+                self.is_open = False  # from now on handlers may raise: each clause survives one that does
+                self._restore(replaced)
             finally:
-                self._restore_handlers()
+                self._restore(replaced)
         finally:
-            DeferredSignals.active = self._raised = None
-            self._restore_handlers()
-            self._handlers = handlers  # for whoever has kept the receiver
-            self._deliver_all()
+            self._restore(replaced)
+            DeferredSignals.innermost = self.outer
+            self._deliver_all(caller)
 
     def replace_handlers(self) -> None:
         """Receive all signals that have a handler in Python."""
-        for number in CATCHABLE:
-            handler = _get_handler(number)
-            if handler is self._receiver:
-                continue
-            self._handlers.pop(number, None)
-            if callable(handler):
+        handlers = {number: handler for number in CATCHABLE if callable(handler := _get_handler(number))}
+        for number in self._handlers.keys() - handlers.keys():
+            del self._handlers[number]
+        for number, handler in handlers.items():
+            if handler is not self._receiver:
                 self._handlers[number] = users_handler(number, handler)
                 _set_handler(number, self._receiver)
 
-    def _restore_handlers(self) -> None:
-        """Put the user's handlers back, but not over those that the user has installed meanwhile."""
-        while self._handlers:
-            number, handler = next(iter(self._handlers.items()))
+    def _restore(self, handlers: dict[int, Handler]) -> None:
+        """Put handlers back and remove them from the dictionary. Those that the user has installed meanwhile stay."""
+        for number, handler in list(handlers.items()):
             if _get_handler(number) is self._receiver:
-                _set_handler(number, handler)
-            self._handlers.pop(number, None)
+                _set_handler(number, users_handler(number, handler))
+            handlers.pop(number, None)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if DeferredSignals.active is not self:  # the block has not begun, or has ended
+        if not self.is_open:
             self._handle(number, frame)
             return
-        self._pending[number] = frame
+        if number not in self._pending:
+            self._pending.append(number)
         if is_user_code(frame) and not is_being_handled(self._raised):
-            self._deliver()
+            self._deliver(frame)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Do what the user wants to happen on this signal."""
@@ -171,30 +164,28 @@ class DeferredSignals:
         elif _get_handler(number) is not self._receiver:
             signal.raise_signal(number)
 
-    def _deliver(self) -> None:
+    def _deliver(self, frame: FrameType | None) -> None:
         """Call the handlers of the signals received so far, and of those that arrive meanwhile."""
         while self._pending:
-            number = next(iter(self._pending))
-            frame = self._pending.pop(number)
             try:
-                self._handle(number, frame)
+                self._handle(self._pending.pop(0), frame)
             except BaseException as error:
                 self._raised = error
                 raise
 
-    def _deliver_all(self) -> None:
-        """The same, but a handler that raises does not keep the others from being called."""
+    def _deliver_all(self, frame: FrameType | None) -> None:
+        """Do the same, but call the other handlers even if one raises."""
         try:
-            self._deliver()
+            self._deliver(frame)
         finally:
             self._raised = None
             if self._pending:
-                self._deliver_all()
+                self._deliver_all(frame)
 
 
 def users_handler(number: int, handler: Any) -> Handler:
-    """Return the handler behind one that an earlier block has left in place."""
-    while isinstance(owner := getattr(handler, "__self__", None), DeferredSignals) and number in owner._handlers:
-        handler = owner._handlers[number]
+    """Return the handler behind one that belongs to a block that has ended."""
+    while isinstance(owner := getattr(handler, "__self__", None), DeferredSignals) and not owner.is_open:
+        handler = owner._handlers.get(number, signal.SIG_DFL)
     found: Handler = handler
     return found

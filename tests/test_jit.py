@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernels import COMBINE, CORRECT, run, start, write_package
+from kernels import AT_ONCE, COMBINE, CORRECT, run, start, write_package
 
 import vsgd
 from vsgd import jit
@@ -250,7 +250,7 @@ def test_numba_does_not_fall_back_on_a_folder_of_its_own(package, cache):
 
 def assert_is_not_used(package, cache):
     """What is in the cache would be loaded without a word."""
-    out, err = run(package, cache, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    out, err = run(package, cache, AT_ONCE + COMBINE)
     assert out == CORRECT
     assert "the result cannot be kept" in err
 
@@ -285,12 +285,12 @@ def test_folders_that_nobody_uses_are_removed(package, cache):
 
 
 def test_a_long_compilation_is_announced(package, tmp_path):
-    out, err = run(package, tmp_path, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    out, err = run(package, tmp_path, AT_ONCE + COMBINE)
     assert out == CORRECT
     assert err == "vsgd: compiling combine for this processor, once; later runs take it from the cache\n"
-    assert run(package, tmp_path, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE) == (CORRECT, "")
+    assert run(package, tmp_path, AT_ONCE + COMBINE) == (CORRECT, "")
     (tmp_path / "file").write_text("")
-    _, err = run(package, tmp_path / "file", "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    _, err = run(package, tmp_path / "file", AT_ONCE + COMBINE)
     assert err.startswith("vsgd: compiling combine for this processor; the result cannot be kept ([Errno 20]")
     assert err.count("\n") == 1
 

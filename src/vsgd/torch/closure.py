@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import functools
-import signal
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from vsgd.torch.frameworks import SCALER, check_accumulation, remedy
+from vsgd.torch.interrupts import call_user
 
 Closure = Callable[[], Any]
-P = ParamSpec("P")
-T = TypeVar("T")
 
 NO_CLOSURE = """VSGD may need a second gradient of the same batch, so it takes a function that computes the loss:
 
@@ -60,8 +57,6 @@ NORMALIZATIONS = (
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 """Layers whose buffers are statistics of what passes through them, used only when the model is evaluated."""
-
-DEFERRED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
 
 _PROBING: ContextVar[bool] = ContextVar("vsgd_probing", default=False)
 
@@ -149,47 +144,6 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
     same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
     if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
         raise RuntimeError(FORWARD_OUTSIDE)
-
-
-def without_grad(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.no_grad()`, but an interrupt in the midst of switching leaves no switch of torch or of this module on."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        enabled, saving = torch.is_grad_enabled(), _SAVING.get()
-        try:
-            with torch.no_grad():
-                return function(*args, **kwargs)
-        except BaseException:
-            with signals_deferred():
-                torch.set_grad_enabled(enabled)
-                _PROBING.set(False)
-                _SAVING.set(saving)
-            raise
-
-    return call
-
-
-@contextmanager
-def signals_deferred() -> Iterator[None]:
-    """Deliver signals that arrive within only afterwards: what happens within happens as a whole or not at all."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[tuple[int, Any]] = []
-    handlers: dict[int, Any] = {}
-    try:
-        for number in DEFERRED:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, lambda *arrived: pending.append(arrived))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in pending:
-            handlers[number](number, frame)
 
 
 class SavedBuffer(NamedTuple):
@@ -331,7 +285,7 @@ class Replay:
         self._random_before = self._random_state()
         with saving_state(self._own) as self.saved, torch.enable_grad():
             self.saved.save_gradients(others)
-            self._loss = self._closure()
+            self._loss = call_user(self._closure)
             return self._loss
 
     def again(self, look: Callable[[Saving], None] | None = None) -> Any:
@@ -344,7 +298,7 @@ class Replay:
             with saving_state(self._own) as saved, torch.enable_grad():
                 try:
                     saved.save_gradients(leaves_of(self._loss))
-                    result = self._closure()
+                    result = call_user(self._closure)
                     if look is not None:
                         look(saved)
                     return result
@@ -365,9 +319,10 @@ class Replay:
         self.saved.restore()
 
     def rewind(self) -> None:
-        """Take back the first evaluation as a whole, random numbers included, so that it can be repeated."""
+        """Take back the first evaluation as a whole, if it has begun: what `undo` restores, and random numbers."""
         self.undo()
-        self._set_random_state(self._random_before)
+        if self._random_before:
+            self._set_random_state(self._random_before)
 
     def _random_state(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]

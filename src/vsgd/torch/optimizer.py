@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 from weakref import WeakSet
 
 import torch
@@ -33,12 +33,11 @@ from vsgd.torch.closure import (
     check_probe_was_seen,
     check_repeatable,
     mark_gradients,
-    signals_deferred,
-    without_grad,
 )
 from vsgd.torch.companions import OPTIMIZERS, Turns, check_unshared, next_turn, trained_in_turn, used_by
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.frameworks import remedy
+from vsgd.torch.interrupts import DeferredSignals, interruptible
 from vsgd.torch.noise import Noise, StepNoise, observe
 from vsgd.torch.parameters import check_initialized, check_listed_once, check_parameters
 from vsgd.torch.replicas import ALONE, Replicas, raised_by_all, replicas_of
@@ -47,6 +46,7 @@ from vsgd.torch.shards import is_sharded, local_of
 from vsgd.torch.statistics import SampleTotals, added_up, counts_rows
 from vsgd.torch.storage import (
     Dense,
+    ParamState,
     Storage,
     Table,
     arranged,
@@ -102,8 +102,22 @@ EQUAL_LOSSES = (
 )
 
 
+IN_USE = (
+    "step() was called during step() of the same optimizer: in its closure, or in another thread. Call step() after it "
+    "has ended. To train another network meanwhile, give that a VSGD of its own."
+)
+
+
 class NotFinite(Exception):
     """A loss or gradient was infinite or NaN."""
+
+
+class Before(NamedTuple):
+    """Everything a step changes before it is certain to succeed."""
+
+    states: dict[Tensor, ParamState]
+    grads: dict[Tensor, Tensor | None]
+    gradient_flops: list[float]
 
 
 class VSGD(Optimizer):
@@ -184,6 +198,8 @@ class VSGD(Optimizer):
         self._samples = samples
         self._reduce_dtype = reduce_dtype
         self._process_group = process_group
+        self._in_use = False
+        """Whether a step is running."""
         self._corrections: dict[str, running.Correction] = {}
         """Of running statistics, for each layer that has them."""
         self._largest_lr = 0.0
@@ -230,10 +246,12 @@ class VSGD(Optimizer):
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
-    @without_grad
     @raised_by_all
     def step(self, closure: Closure | Sequence[Closure] | None = None, *, scaler: Any = None) -> Any:
         """Evaluate the closure, learn from it, and move the parameters.
+
+        A step happens as a whole or not at all, also when a signal interrupts it. Handlers of signals, such as that of
+        Ctrl-C, run at once while the closure runs. Otherwise they run at the end of the step, which has then succeeded.
 
         Args:
             closure: clears gradients, computes the loss, calls backward and returns the loss. A list of closures is a
@@ -244,16 +262,28 @@ class VSGD(Optimizer):
         Returns:
             The loss as it was before the step; with micro-batches or several processes, their mean.
         """
-        closures = check_closures(closure)
+        with DeferredSignals(), torch.no_grad():
+            if self._in_use:
+                raise RuntimeError(IN_USE)
+            self._in_use = True
+            try:
+                return self._step(check_closures(closure), scaler)
+            finally:
+                self._in_use = False
+
+    def _step(self, closures: list[Closure], scaler: Any) -> Tensor:
         check_initialized(self._parameters())
         if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
             check_gradients(self.state)
-        VSGD._last_to_step = id(self)
         check_unshared(self)
         self.turns = next_turn(self.turns)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
-        known = set(self.state)
+        before = Before(
+            dict(self.state),
+            {p: p.grad for p in self._parameters()},
+            [group["gradient_flops"] for group in self.param_groups],
+        )
         replays = [Replay(each, self.parameter_set()) for each in closures]
         first: list[Evaluation] = []
         taken, within_iterates = False, self._is_open
@@ -265,25 +295,34 @@ class VSGD(Optimizer):
             first += self._first_evaluations(replays, scaler, companions)
             work = self._learn_from(first, replays, scaler)
             seen = self._seen_at_both(replays, scaler)
-            with signals_deferred():
-                self._move_statistics(replays, seen)
-                self._update(work, self._objective(first))
-                self._close()
-                taken = True
-        except BaseException as error:
-            if not taken:
-                self._take_back(known, replays)
-            if not isinstance(error, NotFinite):
-                raise
+            if scaler is not None:
+                scaler.unscale_(self)
+            self._move_statistics(replays, seen)
+            self._update(work, self._objective(first))
+            self._close()
+            taken = True
+        except NotFinite:
+            self._take_back(before, replays)
+            mark_gradients(self._parameters())
             self._skip(first[0].loss)
+        except BaseException:
+            if not taken:
+                self._take_back(before, replays)
+                for replay in reversed(replays):
+                    replay.rewind()
+                for parameter, grad in before.grads.items():
+                    parameter.grad = grad
+            raise
         finally:
             companions.close()
             if within_iterates:
                 self._open()
-            mark_gradients(self._parameters())
+        mark_gradients(self._parameters())
+        VSGD._last_to_step = id(self)
         self.last_loss = mean_loss(first)
         return self.last_loss
 
+    @interruptible
     def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Tensor:
         """The short form of `step`, for functions that only return the loss. Gradients are computed here.
 
@@ -297,6 +336,7 @@ class VSGD(Optimizer):
             The loss before the step; with micro-batches or several processes, their mean.
         """
 
+        @interruptible
         def closure(compute: Closure) -> Any:
             value = compute()
             check_loss(value)
@@ -328,14 +368,17 @@ class VSGD(Optimizer):
             for other in found:
                 companions.enter_context(other.iterates())
 
-    def _take_back(self, known: set[Tensor], replays: list[Replay]) -> None:
-        """Leave everything as it was before the step, when only these parameters had state."""
-        with signals_deferred(), torch.no_grad():  # an interrupt may have hit the end of enable_grad()
-            self._close()
-            for replay in reversed(replays):
-                replay.undo()
-            for parameter in set(self.state) - known:
-                del self.state[parameter]
+    def _take_back(self, before: Before, replays: list[Replay]) -> None:
+        """Restore parameters, state and buffers."""
+        self._close()
+        for replay in reversed(replays):
+            replay.undo()
+        if any(self.state.get(p) is not state for p, state in before.states.items()):
+            self._storages.clear()  # one became a table
+        self.state.clear()
+        self.state.update(before.states)
+        for group, flops in zip(self.param_groups, before.gradient_flops, strict=True):
+            group["gradient_flops"] = flops
 
     def replicas(self) -> Replicas:
         """The processes that train this model."""
@@ -417,11 +460,9 @@ class VSGD(Optimizer):
             totals = self._sample_totals(first, second, scaler)
             work = [collect_again(w, first, second, totals, self._replicas) for w in work]
             self._look_at(first, second or [], work, scaler)
-        if scaler is not None:
-            scaler.unscale_(self)
         if probing or checking:
             for parameter, grad in raw.items():
-                parameter.grad = grad if grad is None or scaler is None else grad.div_(scale_of(scaler))
+                parameter.grad = grad
         self._check_groups()
         return work
 
@@ -617,9 +658,7 @@ class VSGD(Optimizer):
                 f"(loss {float(loss):g}); nothing has been changed in them. Look at the data, or at the last layers."
             )
 
-    @contextmanager
-    @torch.no_grad()
-    def iterates(self) -> Iterator[None]:
+    def iterates(self) -> Iterates:
         """Let the parameters hold the newest iterates instead of their average, in a `with` block or a function.
 
         Use it wherever data are generated by the network that learns from them, as the episodes of a policy are:
@@ -630,15 +669,7 @@ class VSGD(Optimizer):
         Closures need it only for copies of a network: a closure that uses a network of another `VSGD` gets its iterates
         by itself. Blocks may be nested, and may contain steps. Changes of parameters within are lost.
         """
-        if self._is_open:
-            yield
-            return
-        self._arrange()
-        try:
-            self._open()
-            yield
-        finally:
-            self._close()
+        return Iterates(self)
 
     def info(self) -> Diagnosis:
         """Return rates, memory and noise of every tensor, the batch size worth using, and the bytes of the state.
@@ -680,7 +711,8 @@ class VSGD(Optimizer):
         self.last_loss = None
 
     def __getstate__(self) -> dict[str, Any]:
-        self._settle()
+        with DeferredSignals():
+            self._settle()
         kept = ("_recorder", "_reduction", "_reweight", "_compact", "_samples", "_reduce_dtype", "_corrections")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
@@ -689,6 +721,7 @@ class VSGD(Optimizer):
         self.__dict__.setdefault("_process_group", None)  # groups cannot be copied
         self.__dict__.setdefault("_reduce_dtype", None)
         self.__dict__.setdefault("_corrections", {})
+        self._in_use = False
         self._forget()
 
     def _arrange(self) -> None:
@@ -697,14 +730,13 @@ class VSGD(Optimizer):
             require(group["algorithm"], Networks, Paper)
         if not served(self._storages, self.state):
             check_shapes(self.state)
-            with signals_deferred():
-                was_open = self._is_open
-                if was_open:
-                    self._close()
-                self._adopt_changes()
-                self._storages = arranged(self.param_groups, self.state, self._compact)
-                if was_open:
-                    self._open()
+            was_open = self._is_open
+            if was_open:
+                self._close()
+            self._adopt_changes()
+            self._storages = arranged(self.param_groups, self.state, self._compact)
+            if was_open:
+                self._open()
 
     def _open(self, adopt: bool = True) -> None:
         """Let parameters hold the iterates, after adopting what the user has set since the last step."""
@@ -720,8 +752,7 @@ class VSGD(Optimizer):
             return
         for _, storage in self._storages:
             if not storage.is_untouched():
-                with signals_deferred():
-                    storage.adopt()
+                storage.adopt()
                 # a table may be written without being changed, and a part of a tensor be changed in one process only
                 self._met = self._met and (isinstance(storage, Table) or is_sharded(storage.parameters[0]))
 
@@ -739,17 +770,16 @@ class VSGD(Optimizer):
         if not fresh and not turned:
             return
         groups = {p: group for group in self.param_groups for p in group["params"]}
-        with signals_deferred():
-            self._close()
-            blocks = self._plan([p for p in fresh if p not in tables])
-            for p in fresh:
-                self.state[p] = new_state(p, groups[p]["algorithm"], p in tables, self._compact, blocks.get(p, (1, 1)))
-            for p in turned:
-                self.state[p] = as_table(self.state[p], p)
-            self._storages = []
-            self._arrange()
-            measure_scales(self._storages, distance_to_go(evaluations[0], self._replicas))
-            self._open()
+        self._close()
+        blocks = self._plan([p for p in fresh if p not in tables])
+        for p in fresh:
+            self.state[p] = new_state(p, groups[p]["algorithm"], p in tables, self._compact, blocks.get(p, (1, 1)))
+        for p in turned:
+            self.state[p] = as_table(self.state[p], p)
+        self._storages = []
+        self._arrange()
+        measure_scales(self._storages, distance_to_go(evaluations[0], self._replicas))
+        self._open()
 
     def _plan(self, fresh: list[Tensor]) -> dict[Tensor, tuple[int, int]]:
         """Block sizes of the bases of new parameters, within what rotation may cost."""
@@ -763,7 +793,8 @@ class VSGD(Optimizer):
 
         Sharded parameters have one before their first step too, for `torch.distributed.checkpoint` to load into.
         """
-        self._settle()
+        with DeferredSignals():
+            self._settle()
         saved = super().state_dict()
         saved["statistics"] = {key: list(correction) for key, correction in self._corrections.items()}
         for own, group in zip(self.param_groups, saved["param_groups"], strict=True):
@@ -776,7 +807,7 @@ class VSGD(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up where `state_dict` left off, to the bit. A state of another model is refused and nothing changes."""
         checkpoint = checked(state_dict, self.param_groups)
-        with signals_deferred():
+        with DeferredSignals():
             super().load_state_dict(state_dict)
             for group, algorithm in zip(self.param_groups, checkpoint.algorithms, strict=True):
                 group["algorithm"] = algorithm
@@ -795,6 +826,37 @@ def check_settings(group: dict[str, Any]) -> None:
             raise TypeError(f"{name} is {group[name]!r}, it must be a number") from None
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value:g}, it must be finite and at least 0")
+
+
+class Iterates(AbstractContextManager[None], ContextDecorator):
+    """Context in which parameters hold the iterates. Signals interrupt its block, but not its beginning or end."""
+
+    def __init__(self, optimizer: VSGD):
+        self._optimizer = optimizer
+        self._entered: list[tuple[DeferredSignals, bool]] = []
+        """For each block that has begun: its signals, and whether the parameters held the averaged weights before."""
+
+    def __enter__(self) -> None:
+        signals, opt = DeferredSignals(), self._optimizer
+        signals.__enter__()
+        self._entered.append((signals, not opt._is_open))
+        if not opt._is_open:
+            try:
+                with torch.no_grad():
+                    opt._arrange()
+                    opt._open()
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        signals, held_average = self._entered.pop()
+        try:
+            if held_average:
+                with torch.no_grad():
+                    self._optimizer._close()
+        finally:
+            signals.__exit__()
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

@@ -57,6 +57,12 @@ def test_the_digest_is_another_for_another_function():
     assert jit.digest(paper.update) == jit.digest(paper.update) != jit.digest(columns.update)
 
 
+def test_the_digest_is_another_for_another_default_of_a_constant(monkeypatch):
+    before = jit.digest(paper.update)
+    monkeypatch.setitem(paper.Paper._field_defaults, "memory", 3.0)
+    assert jit.digest(paper.update) != before
+
+
 # --- machine code on disk -----------------------------------------------------------------------------------------
 
 

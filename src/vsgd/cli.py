@@ -15,7 +15,7 @@ from vsgd import __version__
 from vsgd.arguments import LARGEST_SEED, at_least
 from vsgd.bench.compare import add_command
 from vsgd.disk import only_writer, write_whole
-from vsgd.errors import UserError, one_line
+from vsgd.errors import UserError, install, one_line
 from vsgd.files import add_commands
 from vsgd.integrations.watch import add_watch_command
 
@@ -45,7 +45,7 @@ def figures(arguments: argparse.Namespace) -> None:
         from vsgd.bench.report import html, markdown
         from vsgd.bench.reproduce import reproduce
     except ModuleNotFoundError as error:
-        raise UserError(f"the figures need {error.name}: pip install 'vsgd[bench]'") from None
+        raise UserError(f"the figures need {error.name}: {install('bench')}") from None
 
     request = Request(runs=arguments.runs, updates=arguments.updates, seed=arguments.seed)
     with only_writer(arguments.out):

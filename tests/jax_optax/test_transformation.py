@@ -432,7 +432,8 @@ def test_mistakes_are_told_when_a_step_is_traced():
 def test_names_the_extra_if_optax_is_missing():
     code = "import sys; sys.modules['optax'] = None; import vsgd.optax"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.stderr.strip().endswith("ImportError: vsgd.optax needs optax: pip install 'vsgd[jax]'")
+    message = "ImportError: vsgd.optax needs optax: run `pip install '.[jax]'` in a clone of vsgd"
+    assert result.stderr.strip().endswith(message)
 
 
 def test_operations_of_a_gradient_are_counted():

@@ -47,7 +47,7 @@ def test_a_model_instead_of_parameters_is_refused():
 
 
 def test_a_learning_rate_that_was_left_over_is_pointed_out():
-    with pytest.warns(UserWarning, match="leave lr out"):
+    with pytest.warns(UserWarning, match="multiplies the learning rates"):
         VSGD(network().parameters(), lr=1e-3)
 
 

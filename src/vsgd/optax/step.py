@@ -416,7 +416,7 @@ def moves(w: Local, step: Array, strength: Any) -> list[Array]:
     if isinstance(strength, int | float) and strength == 0:
         new = [-each for each in plain]
     else:
-        decays = weight_decay(strength, w.group.sums(abs(step)), w.group.sums(abs(w.grad)))
+        decays = weight_decay(strength, w.group.sums(step * step), w.group.sizes.astype(w.precision))
         new = [
             jnp.where(decay > 0, descend(p, each, decay) - p, -each)
             for p, each, decay in zip(w.theta, plain, decays, strict=True)

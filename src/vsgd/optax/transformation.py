@@ -48,7 +48,8 @@ def vsgd(
     Args:
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
         lr: a factor on the rates, for schedules with `optax.inject_hyperparams`. Not needed.
-        weight_decay: λ, pulls parameters towards zero with the mean rate η of each tensor: θ ← (θ − η∇) / (1 + ηλ).
+        weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
+            for the step Δ of each tensor.
         seed: of the random signs of probes.
         gradient_flops: what a gradient costs, see `vsgd.optax.gradient_flops`. Rotations into the eigenbasis may take a
             quarter of it. By default that of 128 rows through dense layers with these parameters.
@@ -127,7 +128,7 @@ def new_state(params: Params, groups: list[Group], config: Config) -> State:
         weight=number(1),
         averaging=Averaging(number(window), number(0)),
         bend=number(0),
-        progress=Progress(number(0), number(0), number(1)),
+        progress=Progress(number(0), number(0), number(1), number(0)),
         unprobed=filled(0, (), jnp.int32),
     )
 

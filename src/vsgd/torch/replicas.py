@@ -113,6 +113,9 @@ class Replicas(NamedTuple):
     def all(self, value: bool) -> bool:
         return all(row[0] for row in self.numbers(value))
 
+    def any(self, value: bool) -> bool:
+        return any(row[0] for row in self.numbers(value))
+
     @contextmanager
     def sharing_errors(self) -> Iterator[None]:
         """An error of one process within is an error of all. There must be no other communication within."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vsgd.arguments import at_least
-from vsgd.errors import UserError
+from vsgd.errors import UserError, install
 
 __all__ = ["add_command"]
 
@@ -24,7 +24,7 @@ def compare(arguments: argparse.Namespace) -> None:
     try:
         command = importlib.import_module("vsgd.bench.compare.command")
     except ModuleNotFoundError as error:
-        raise UserError(f"the comparison needs {error.name}: pip install 'vsgd[compare]'") from None
+        raise UserError(f"the comparison needs {error.name}: {install('compare')}") from None
     command.compare(arguments)
 
 

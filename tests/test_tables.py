@@ -274,7 +274,11 @@ class TestParquet:
         when = pyarrow.array([2**50, 0, 1, 2] * 5, pyarrow.timestamp("ms"))
         at = pyarrow.array([1, 2, 3, 4] * 5, pyarrow.timestamp("ns"))
         pyarrow.parquet.write_table(pyarrow.table({"when": when, "at": at, "y": [0, 1] * 10}), tmp_path / "d.parquet")
-        assert "2 texts (when, at)" in fit(tmp_path / "d.parquet", tmp_path)
+        words = ["--target", "y", "--model", tmp_path / "m.npz"]
+        refuses("fit", tmp_path / "d.parquet", *words, saying="row 1: '<value out of range")
+        printed = fit(tmp_path / "d.parquet", tmp_path, "--skip-bad-lines")
+        assert "2 dates (when, at)" in printed
+        assert "5 bad lines skipped" in printed
 
     def test_missing_values_and_kinds(self, tmp_path):
         table = pyarrow.table(

@@ -1,7 +1,10 @@
 """The errors that are meant for people."""
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 
 class UserError(Exception):
@@ -11,6 +14,22 @@ class UserError(Exception):
 def one_line(message: object) -> str:
     """A message as it is printed: whatever a file name or a cell brings into it, it stays one line."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message))
+
+
+def give_up(stream: TextIO | None) -> None:
+    """Drop what could not be written to a standard stream, so that the end of the process does not try again."""
+    with suppress(OSError, AttributeError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
+
+
+def say(line: str) -> None:
+    """Print a line to standard error. If that is closed or full, the line is dropped; the exit code remains."""
+    if sys.stderr is None:
+        return
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        give_up(sys.stderr)
 
 
 @contextmanager

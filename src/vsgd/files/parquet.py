@@ -28,6 +28,12 @@ MAX_PAGES = 1 << 28
 BATCH_BYTES = 1 << 26
 """Rows that are read at once have about this number of bytes."""
 
+VARIABLE = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+"""Physical types whose values can be long."""
+
+DICTIONARY_ENCODINGS = frozenset(["PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY", "BIT_PACKED"])
+"""Encodings that pyarrow can read as a dictionary."""
+
 DICTIONARY_PAGE = 2
 DELTA_BYTE_ARRAY = 7
 """An encoding in which a value repeats the beginning of the one before, so that it can expand."""
@@ -84,28 +90,34 @@ def parquet_table(path: Path) -> Table:
             raise UserError(
                 f"{path} cannot be read: Parquet needs a regular file, not a pipe. Save it to a file first."
             )
-        texts = text_columns(pyarrow.parquet.read_schema(path))
-        file = pyarrow.parquet.ParquetFile(path, read_dictionary=texts, buffer_size=BLOCK)
+        metadata = pyarrow.parquet.read_metadata(path)
+        compact = dictionary_columns(metadata)
+        file = pyarrow.parquet.ParquetFile(path, metadata=metadata, read_dictionary=[*compact], buffer_size=BLOCK)
         schema = file.schema_arrow
         nested = frozenset(field.name for field in schema if pyarrow.types.is_nested(field.type))
-        return Table(list(schema.names), parquet_rows(path, file, nested), "row", nested)
+        return Table(list(schema.names), parquet_rows(path, file, nested, compact), "row", nested)
 
 
-def text_columns(schema: Any) -> list[str]:
-    """Return the names of columns of strings or bytes, which are read as dictionaries."""
-    from pyarrow import types
+def dictionary_columns(metadata: Any) -> frozenset[str]:
+    """Return the columns of strings or bytes that pyarrow can read as dictionaries, whatever they are stored as."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    found = set()
+    for index in range(metadata.num_columns):
+        description = metadata.schema.column(index)
+        encodings = {encoding for group in groups for encoding in group.column(index).encodings}
+        is_text = description.physical_type == "BYTE_ARRAY" and description.max_repetition_level == 0
+        if is_text and encodings <= DICTIONARY_ENCODINGS:
+            found.add(description.path)
+    return frozenset(found)
 
-    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    return [field.name for field in schema if any(is_kind(field.type) for is_kind in kinds)]
 
-
-def parquet_rows(path: Path, file: Any, nested: frozenset[str]) -> Rows:
+def parquet_rows(path: Path, file: Any, nested: frozenset[str], compact: frozenset[str]) -> Rows:
     number = 0
     names = file.schema_arrow.names
     flat = [name for name in names if name not in nested]
     with file, parquet_errors(path), path.open("rb") as raw:
         for group in range(file.metadata.num_row_groups):
-            rows = batch_rows(path, raw, file, group, set(flat))
+            rows = batch_rows(path, raw, file.metadata.row_group(group), group, set(flat), compact)
             for batch in file.iter_batches(rows, row_groups=[group], columns=flat if nested else None):
                 columns = dict(zip(flat, map(as_text, batch.columns), strict=True))
                 empty = [""] * len(batch)
@@ -114,25 +126,30 @@ def parquet_rows(path: Path, file: Any, nested: frozenset[str]) -> Rows:
                     yield number, too_long() if sum(map(len, row)) > MAX_LINE else row
 
 
-def batch_rows(path: Path, raw: IO[bytes], file: Any, group: int, names: set[str]) -> int:
-    """Return how many rows of a row group to read at once, from the pages of the columns with these names.
+def batch_rows(path: Path, raw: IO[bytes], metadata: Any, group: int, names: set[str], compact: frozenset[str]) -> int:
+    """Return how many rows of a row group to read at once.
 
-    A column whose pages have at most `density` bytes a value has at most that times the rows in a batch, and two more
-    pages at its ends. Where one value can be as long as a page, that is its density.
+    A batch of a column has at most `density` bytes for each row, and one more page at each of its ends.
+
+    Args:
+        metadata: of the row group.
+        group: its number, for messages.
+        names: of the columns that are read.
+        compact: of those among them that are read as dictionaries.
     """
-    metadata = file.metadata.row_group(group)
     largest, density = 0, 1.0
     for index in range(metadata.num_columns):
-        column, description = metadata.column(index), file.schema.column(index)
+        column = metadata.column(index)
         if column.path_in_schema not in names:  # a part of a nested column
             continue
         pages = list(pages_of(raw, column))
         largest += max((page.size for page in pages), default=0)
-        expands = any(page.encoding == DELTA_BYTE_ARRAY for page in pages)
-        density += max(
-            (page.size if expands else page.size / page.values for page in pages if page.values), default=0.0
-        )
-        density += max(description.length, 0)  # of values of fixed length, which a dictionary would not show
+        density += max((page.size / page.values for page in pages if page.values), default=0.0)
+        if column.physical_type in VARIABLE and column.path_in_schema not in compact:
+            # a value can be as long as a whole page that is a dictionary or holds differences
+            density += max(
+                (page.size for page in pages if not page.values or page.encoding == DELTA_BYTE_ARRAY), default=0
+            )
     if largest > MAX_PAGES:
         raise UserError(
             f"{path} has pages of {largest / 1e6:,.0f} MB in row group {group + 1}, and {MAX_PAGES / 1e6:,.0f} MB is "

@@ -205,7 +205,7 @@ def parsed(block: bytes) -> Parsed:
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
     """Yield pieces of whole lines, without a byte order mark; None for a line longer than `MAX_LINE`.
 
-    Every byte is copied a few times at most. Of a line that is too long nothing is kept.
+    Blocks must not be longer than `MAX_LINE`. Every byte is copied a few times at most.
     """
     pieces: list[bytes] = []
     length, mark = 0, BOM_UTF8

@@ -114,8 +114,9 @@ def _constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-def _tensor(name: Any, basis: Any, numbers: Any) -> TensorRecord:
-    if not isinstance(name, str) or not isinstance(basis, str):
+def _tensor(names: Any, numbers: Any) -> TensorRecord:
+    name, basis = names
+    if not isinstance(names, list) or not isinstance(name, str) or not isinstance(basis, str):
         raise ValueError("the name of a tensor is not text")
     low_rate, rate, high_rate, memory, signal_to_noise, outliers = numbers
     return TensorRecord(
@@ -157,7 +158,7 @@ def from_line(line: str, names: list[list[str]]) -> Record:
             gradients=_rate(fields["gradients"]),
             skipped=_count(fields["skipped"]),
             batch=_rate(fields["batch"]),
-            tensors=tuple(_tensor(name, basis, numbers) for (name, basis), numbers in named),
+            tensors=tuple(_tensor(*pair) for pair in named),
         )
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from vsgd import __version__
 from vsgd.arguments import LARGEST_SEED, at_least
@@ -31,6 +31,16 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         say(f"{self.prog}: {one_line(message)} (see {self.prog} --help)")
         raise SystemExit(2)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help. Other than in `argparse`, an error of writing is not ignored."""
+        print(self.format_help(), end="", file=file)
+
+
+class PrintVersion(argparse.Action):
+    def __call__(self, main_parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"vsgd {__version__}")
+        main_parser.exit()
 
 
 def figure_name(text: str) -> str:
@@ -63,7 +73,7 @@ def figures(arguments: argparse.Namespace) -> None:
 
 def parser() -> argparse.ArgumentParser:
     main_parser = OneLineParser(prog="vsgd", description="Stochastic gradient descent with nothing to tune.")
-    main_parser.add_argument("--version", action="version", version=f"vsgd {__version__}")
+    main_parser.add_argument("--version", action=PrintVersion, nargs=0, help="print the version")
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("figures", help="reproduce the paper's figures", description=figures.__doc__)

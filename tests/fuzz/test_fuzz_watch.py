@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 from command import vsgd
 from fuzzing import cases, generator, mutated, no_hang
 
-from vsgd.integrations.run_file import HEADER, Record, TensorRecord, to_line
+from vsgd.errors import UserError
+from vsgd.integrations.run_file import HEADER, Reader, Record, TensorRecord, to_line
+from vsgd.integrations.watch import view
 
 VALUES = [
     *("NaN", "Infinity", "-Infinity", "null", "true", "[]", "{}", '""', '"x"', "-1", "0", "1.5", "1e999", "-1e300"),
@@ -51,16 +54,41 @@ def crafted(rng) -> bytes:
     return ("\n".join(lines) + "\n").encode(errors="replace")
 
 
+def content(rng) -> bytes:
+    return crafted(rng) if rng.random() < 0.5 else mutated("\n".join([*log(rng), ""]).encode(), rng)
+
+
+def is_printable(text: str) -> bool:
+    return all(c == "\n" or c.isprintable() for c in text)
+
+
 def test_logs(tmp_path):
-    rng, count, refused = generator("watch"), cases(300, 20_000), 0
+    """In the process of the test, at every size of terminal."""
+    rng, count, refused = generator("watch"), cases(500, 20_000), 0
     path = tmp_path / "run.jsonl"
-    for case in range(count):
-        path.write_bytes(crafted(rng) if case % 2 else mutated("\n".join([*log(rng), ""]).encode(), rng))
+    for _ in range(count):
+        path.write_bytes(content(rng))
+        reader = Reader(path)
+        try:
+            reader.update()
+        except UserError:
+            refused += 1
+            continue
+        size = os.terminal_size((rng.choice([20, 80, 1000]), rng.choice([5, 24, 1000])))
+        with no_hang():
+            assert is_printable(view(reader, size, now=rng.choice([0.0, 1e9, 1e10]), color=False))
+    print(f"logs: {count} files, {refused} refused")
+    assert 0 < refused < count
+
+
+def test_the_command(tmp_path):
+    rng, count = generator("watch command"), cases(80, 500)
+    path = tmp_path / "run.jsonl"
+    for _ in range(count):
+        path.write_bytes(content(rng))
         with no_hang():
             outcome = vsgd("watch", path)
         assert outcome.code in (0, 2), outcome
         assert outcome.err.count("\n") == (outcome.code == 2), outcome
-        assert all(c == "\n" or c.isprintable() for c in outcome.out + outcome.err), outcome
-        refused += outcome.code == 2
-    print(f"logs: {count} files, {refused} refused")
-    assert 0 < refused < count
+        assert is_printable(outcome.out + outcome.err), outcome
+    print(f"logs: {count} runs of vsgd watch")

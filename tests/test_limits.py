@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ import pytest
 from command import refuses, succeeds, vsgd
 from limits import measured, refused
 
+from vsgd.errors import UserError
 from vsgd.files import parquet, sources, storage, svmlight
 from vsgd.files.cells import BadRow
 from vsgd.files.tables import open_table
@@ -183,15 +185,31 @@ class TestParquetBombs:
         pyarrow.parquet.write_table(table, path, compression=compression, data_page_size=4096, **options)
         metadata = pyarrow.parquet.ParquetFile(path).metadata.row_group(0)
         with path.open("rb") as raw:
-            for index in range(2):
+            (chunks,) = parquet.row_groups_of(raw)
+            for index, chunk in enumerate(chunks):
                 column = metadata.column(index)
-                pages = list(parquet.pages_of(raw, column))
+                assert (chunk.path, chunk.values) == (column.path_in_schema, column.num_values)
+                pages = list(parquet.pages_of(raw, chunk))
                 assert sum(page.values for page in pages) == 30_000
                 assert len(pages) > 3
                 assert sum(page.size for page in pages) < column.total_uncompressed_size
         rows = [row for _, row in open_table(path).rows]
         assert [row[0] for row in rows] == [str(x) for x in table["a"].cast(pyarrow.string()).to_pylist()]
         assert [row[1] for row in rows] == [x or "" for x in table["b"].to_pylist()]
+
+    def test_a_damaged_footer_is_an_error(self, tmp_path):
+        """pyarrow's own metadata end the process for some of these."""
+        path = tmp_path / "d.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"a": ["x", "y"], "b": [1.0, 2.0]}), path)
+        content = path.read_bytes()
+        refused_bytes = 0
+        for at in range(len(content) - 8 - int.from_bytes(content[-8:-4], "little"), len(content)):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
+            try:
+                assert len(list(itertools.islice(open_table(path).rows, 100))) <= 100
+            except UserError:
+                refused_bytes += 1
+        assert refused_bytes > 20
 
     def test_nested_columns_are_ignored(self, tmp_path):
         table = pyarrow.table({"a": [1.0, 2.0] * 5, "tags": [["x"], ["y", "z"]] * 5, "y": [0, 1] * 5})

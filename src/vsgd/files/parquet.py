@@ -8,6 +8,7 @@ number of rows that are read at once follows from the bytes in the pages, not fr
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -28,11 +29,14 @@ MAX_PAGES = 1 << 28
 BATCH_BYTES = 1 << 26
 """Rows that are read at once have about this number of bytes."""
 
-VARIABLE = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-"""Physical types whose values can be long."""
+BYTE_ARRAY, FIXED_LENGTH_BYTE_ARRAY = 6, 7
+"""Physical types whose values can be long, as numbered in the specification of Parquet; so are the encodings."""
 
-DICTIONARY_ENCODINGS = frozenset(["PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY", "BIT_PACKED"])
-"""Encodings that pyarrow can read as a dictionary."""
+DICTIONARY_ENCODINGS = frozenset([0, 2, 3, 4, 8])
+"""Encodings that pyarrow can read as a dictionary: all but differences."""
+
+FOOTER_END = 8
+"""Bytes at the end of a file: the length of the footer, and a mark."""
 
 DICTIONARY_PAGE = 2
 DELTA_BYTE_ARRAY = 7
@@ -43,6 +47,25 @@ MAX_HEADER = 1 << 24
 
 MAX_DEPTH = 8
 """Of structures in a page header."""
+
+
+class ColumnChunk(NamedTuple):
+    """A column in a row group.
+
+    Attributes:
+        path: name of the column; of a part of a nested one, names with dots between.
+        physical_type: as numbered in the specification of Parquet.
+        encodings: of all its pages.
+        values: number of values.
+        start, end: where its pages stand in the file.
+    """
+
+    path: str
+    physical_type: int
+    encodings: frozenset[int]
+    values: int
+    start: int
+    end: int
 
 
 class Page(NamedTuple):
@@ -90,34 +113,55 @@ def parquet_table(path: Path) -> Table:
             raise UserError(
                 f"{path} cannot be read: Parquet needs a regular file, not a pipe. Save it to a file first."
             )
-        metadata = pyarrow.parquet.read_metadata(path)
-        compact = dictionary_columns(metadata)
-        file = pyarrow.parquet.ParquetFile(path, metadata=metadata, read_dictionary=[*compact], buffer_size=BLOCK)
+        with path.open("rb") as raw:
+            groups = row_groups_of(raw)
+        compact = dictionary_columns(groups)
+        file = pyarrow.parquet.ParquetFile(path, read_dictionary=[*compact], buffer_size=BLOCK)
         schema = file.schema_arrow
         nested = frozenset(field.name for field in schema if pyarrow.types.is_nested(field.type))
-        return Table(list(schema.names), parquet_rows(path, file, nested, compact), "row", nested)
+        return Table(list(schema.names), parquet_rows(path, file, groups, nested, compact), "row", nested)
 
 
-def dictionary_columns(metadata: Any) -> frozenset[str]:
+def row_groups_of(raw: IO[bytes]) -> list[list[ColumnChunk]]:
+    """Return the column chunks of each row group, by the footer of a file.
+
+    `pyarrow.parquet.FileMetaData` would have them, too, but ends the process where some fields are damaged.
+    """
+    size = raw.seek(0, io.SEEK_END)
+    raw.seek(max(0, size - FOOTER_END))
+    end = raw.read(FOOTER_END)
+    length = int.from_bytes(end[:4], "little")
+    if end[4:] != b"PAR1" or length > size - FOOTER_END:
+        raise ValueError("it has no footer")
+    raw.seek(size - FOOTER_END - length)
+    footer, _ = read_structure(raw.read(length), 0, MAX_DEPTH)
+    return [[column_chunk(column[3]) for column in group[1]] for group in footer.get(4, [])]
+
+
+def column_chunk(fields: dict[int, Any]) -> ColumnChunk:
+    start = fields[9]
+    if 0 < fields.get(11, 0) < start:
+        start = fields[11]
+    path = ".".join(part.decode() for part in fields[3])
+    return ColumnChunk(path, fields[1], frozenset(fields[2]), fields[5], start, start + fields[7])
+
+
+def dictionary_columns(groups: list[list[ColumnChunk]]) -> frozenset[str]:
     """Return the columns of strings or bytes that pyarrow can read as dictionaries, whatever they are stored as."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    found = set()
-    for index in range(metadata.num_columns):
-        description = metadata.schema.column(index)
-        encodings = {encoding for group in groups for encoding in group.column(index).encodings}
-        is_text = description.physical_type == "BYTE_ARRAY" and description.max_repetition_level == 0
-        if is_text and encodings <= DICTIONARY_ENCODINGS:
-            found.add(description.path)
-    return frozenset(found)
+    chunks = [chunk for group in groups for chunk in group if chunk.physical_type == BYTE_ARRAY]
+    others = {chunk.path for chunk in chunks if not chunk.encodings <= DICTIONARY_ENCODINGS}
+    return frozenset(chunk.path for chunk in chunks) - others
 
 
-def parquet_rows(path: Path, file: Any, nested: frozenset[str], compact: frozenset[str]) -> Rows:
+def parquet_rows(
+    path: Path, file: Any, groups: list[list[ColumnChunk]], nested: frozenset[str], compact: frozenset[str]
+) -> Rows:
     number = 0
     names = file.schema_arrow.names
     flat = [name for name in names if name not in nested]
     with file, parquet_errors(path), path.open("rb") as raw:
-        for group in range(file.metadata.num_row_groups):
-            rows = batch_rows(path, raw, file.metadata.row_group(group), group, set(flat), compact)
+        for group, chunks in enumerate(groups):
+            rows = batch_rows(path, raw, chunks, group, set(flat), compact)
             for batch in file.iter_batches(rows, row_groups=[group], columns=flat if nested else None):
                 columns = dict(zip(flat, map(as_text, batch.columns), strict=True))
                 empty = [""] * len(batch)
@@ -126,26 +170,27 @@ def parquet_rows(path: Path, file: Any, nested: frozenset[str], compact: frozens
                     yield number, too_long() if sum(map(len, row)) > MAX_LINE else row
 
 
-def batch_rows(path: Path, raw: IO[bytes], metadata: Any, group: int, names: set[str], compact: frozenset[str]) -> int:
+def batch_rows(
+    path: Path, raw: IO[bytes], chunks: list[ColumnChunk], group: int, names: set[str], compact: frozenset[str]
+) -> int:
     """Return how many rows of a row group to read at once.
 
     A batch of a column has at most `density` bytes for each row, and one more page at each of its ends.
 
     Args:
-        metadata: of the row group.
-        group: its number, for messages.
+        chunks: the columns of the row group.
+        group: number of the row group, for messages.
         names: of the columns that are read.
         compact: of those among them that are read as dictionaries.
     """
     largest, density = 0, 1.0
-    for index in range(metadata.num_columns):
-        column = metadata.column(index)
-        if column.path_in_schema not in names:  # a part of a nested column
+    for chunk in chunks:
+        if chunk.path not in names:  # a part of a nested column
             continue
-        pages = list(pages_of(raw, column))
+        pages = list(pages_of(raw, chunk))
         largest += max((page.size for page in pages), default=0)
         density += max((page.size / page.values for page in pages if page.values), default=0.0)
-        if column.physical_type in VARIABLE and column.path_in_schema not in compact:
+        if chunk.physical_type in (BYTE_ARRAY, FIXED_LENGTH_BYTE_ARRAY) and chunk.path not in compact:
             # a value can be as long as a whole page that is a dictionary or holds differences
             density += max(
                 (page.size for page in pages if not page.values or page.encoding == DELTA_BYTE_ARRAY), default=0
@@ -158,14 +203,10 @@ def batch_rows(path: Path, raw: IO[bytes], metadata: Any, group: int, names: set
     return max(1, min(MAX_CELLS // max(len(names), 1), int(BATCH_BYTES / density)))
 
 
-def pages_of(raw: IO[bytes], column: Any) -> Iterator[Page]:
+def pages_of(raw: IO[bytes], chunk: ColumnChunk) -> Iterator[Page]:
     """Yield what the headers of the pages of a column chunk say."""
-    at = column.data_page_offset
-    if column.has_dictionary_page and 0 < column.dictionary_page_offset < at:
-        at = column.dictionary_page_offset
-    end = at + column.total_compressed_size
-    found = 0
-    while at < end and found < column.num_values:
+    at, found = chunk.start, 0
+    while at < chunk.end and found < chunk.values:
         fields, length = read_header(raw, at)
         kind, size, compressed = (int(fields[number]) for number in (1, 2, 3))
         if size < 0 or compressed < 0:
@@ -227,10 +268,26 @@ def read_field(content: bytes, at: int, kind: int, depth: int) -> tuple[Any, int
         return None, at + 8
     if kind == 8:
         length, at = read_varint(content, at)
-        return None, at + length
+        if at + length > len(content):
+            raise IndexError("text is cut short")
+        return content[at : at + length], at + length
+    if kind in (9, 10):
+        return read_list(content, at, depth)
     if kind == 12 and depth:
         return read_structure(content, at, depth - 1)
     raise ValueError(f"a field of type {kind} in a page header")
+
+
+def read_list(content: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    length, kind = content[at] >> 4, content[at] & 15
+    at += 1
+    if length == 15:
+        length, at = read_varint(content, at)
+    found = []
+    for _ in range(length):
+        value, at = (content[at] == 1, at + 1) if kind in (1, 2) else read_field(content, at, kind, depth)
+        found.append(value)
+    return found, at
 
 
 def as_text(column: Any) -> Sequence[str]:

@@ -65,7 +65,7 @@ def normalized(values: Tensor) -> Tensor:
 
 
 def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
-    """Learn a policy from whole episodes. Return the sum of rewards of each episode."""
+    """Learn a policy from pairs of whole episodes. Return the sum of rewards of each episode."""
     policy = mlp(2)
     opt = VSGD(policy.parameters())
 
@@ -76,13 +76,16 @@ def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
     rollout = opt.iterates()(play)
     scores: list[float] = []
     while len(scores) < episodes and not is_solved(scores):
-        episode = rollout(env, 100_000 * seed + len(scores), act)
-        scores.append(float(episode.rewards.sum()))
-        advantages = normalized(discounted(episode.rewards))
+        played = [rollout(env, 100_000 * seed + len(scores) + k, act) for k in range(2)]
+        scores += [float(episode.rewards.sum()) for episode in played]
+        advantages = normalized(torch.cat([discounted(episode.rewards) for episode in played]))
+        observations = torch.cat([episode.observations for episode in played])
+        actions = torch.cat([episode.actions for episode in played])
 
-        def loss(episode: Episode = episode, advantages: Tensor = advantages) -> Tensor:
-            chosen = Categorical(logits=policy(episode.observations)).log_prob(episode.actions)
-            return -(advantages * chosen).mean()
+        def loss(
+            observations: Tensor = observations, actions: Tensor = actions, weights: Tensor = advantages
+        ) -> Tensor:
+            return -(weights * Categorical(logits=policy(observations)).log_prob(actions)).mean()
 
         opt.minimize(loss)
     return scores

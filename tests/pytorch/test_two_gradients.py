@@ -310,3 +310,12 @@ def test_gradients_too_small_to_be_squared_get_a_warning():
     opt = VSGD(model.parameters())
     with pytest.warns(UserWarning, match="Multiply the loss by a constant"):
         opt.minimize(lambda: 1e-18 * F.cross_entropy(model(X), Y))
+
+
+def test_gradients_added_to_those_that_a_step_has_left_are_an_error():
+    model = nn.Linear(6, 3)
+    opt = VSGD(model.parameters())
+    opt.minimize(lambda: F.cross_entropy(model(X), Y))
+    F.cross_entropy(model(X), Y).backward()  # accumulates in place
+    with pytest.raises(RuntimeError, match="pass the micro-batches as a list"):
+        opt.minimize(lambda: F.cross_entropy(model(X), Y))

@@ -87,16 +87,17 @@ def check_loss(loss: Any) -> None:
 
 
 def mark_gradients(parameters: Iterable[Tensor]) -> None:
-    """Remember which gradients a step has left."""
+    """Remember which gradients a step has left, and their versions."""
     for parameter in parameters:
         if parameter.grad is not None:
-            parameter.grad.left_by_step = True  # type: ignore[attr-defined]
+            parameter.grad.left_by_step = parameter.grad._version  # type: ignore[attr-defined]
 
 
 def check_gradients(parameters: Iterable[Tensor]) -> None:
-    """Gradients that no step has left are of data that someone wants to accumulate."""
-    grads = [p.grad for p in parameters if p.grad is not None and not hasattr(p.grad, "left_by_step")]
-    if any(bool(grad.norm() != 0) for grad in grads):
+    """Raise if gradients are not those that a step has left: someone wants to accumulate, and they would be lost."""
+    found = [p.grad for p in parameters if p.grad is not None]
+    others = [grad for grad in found if getattr(grad, "left_by_step", None) != grad._version]
+    if any(bool(grad.norm() != 0) for grad in others):
         raise RuntimeError(OTHER_GRADIENTS + remedy())
 
 
@@ -283,6 +284,7 @@ class Replay:
     def first(self, others: Iterable[Tensor] = ()) -> Any:
         """Run the closure. Parameters of other optimizers are among `others` if their gradients may change."""
         self._random_before = self._random_state()
+        torch.clear_autocast_cache()  # autocast around several steps holds casts of earlier weights
         with saving_state(self._own) as self.saved, torch.enable_grad():
             self.saved.save_gradients(others)
             self._loss = call_user(self._closure)

@@ -39,9 +39,14 @@ class Turns(NamedTuple):
 
 
 def next_turn(turns: Turns) -> Turns:
-    """Return the turns of an optimizer that begins a step now."""
+    """Return the turns of an optimizer that has just taken a step."""
     now = next(_clock)
     return Turns(turns.first or now, now)
+
+
+def is_last_to_step(own: VSGD) -> bool:
+    """Return whether this optimizer has taken a step and no other has taken one since."""
+    return own.turns.last > 0 and all(other.turns.last <= own.turns.last for other in list(OPTIMIZERS))
 
 
 def check_unshared(own: VSGD) -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 from weakref import WeakSet
 
 import torch
@@ -34,7 +34,15 @@ from vsgd.torch.closure import (
     check_repeatable,
     mark_gradients,
 )
-from vsgd.torch.companions import OPTIMIZERS, Turns, check_unshared, next_turn, trained_in_turn, used_by
+from vsgd.torch.companions import (
+    OPTIMIZERS,
+    Turns,
+    check_unshared,
+    is_last_to_step,
+    next_turn,
+    trained_in_turn,
+    used_by,
+)
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.frameworks import remedy
 from vsgd.torch.interrupts import DeferredSignals, interruptible
@@ -146,7 +154,6 @@ class VSGD(Optimizer):
         process_group: the processes that train this model; default: all.
     """
 
-    _last_to_step: ClassVar[int] = 0
     turns: Turns
     """When this optimizer has taken steps, among all in the process."""
     _constructing = False
@@ -273,10 +280,9 @@ class VSGD(Optimizer):
 
     def _step(self, closures: list[Closure], scaler: Any) -> Tensor:
         check_initialized(self._parameters())
-        if VSGD._last_to_step == id(self):  # another one may have left gradients here, as networks do that compete
-            check_gradients(self.state)
+        if is_last_to_step(self):  # another one may have left gradients here, as networks do that compete
+            check_gradients(self._parameters())
         check_unshared(self)
-        self.turns = next_turn(self.turns)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
         before = Before(
@@ -318,7 +324,7 @@ class VSGD(Optimizer):
             if within_iterates:
                 self._open()
         mark_gradients(self._parameters())
-        VSGD._last_to_step = id(self)
+        self.turns = next_turn(self.turns)
         self.last_loss = mean_loss(first)
         return self.last_loss
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 from command import refuses, succeeds, vsgd
 
-from vsgd.bench.sparse.__main__ import Results
 from vsgd.disk import seal, unseal
+from vsgd_bench.sparse.__main__ import Results
 
 QUICK = ("--runs", "2", "--updates", "8")
 

@@ -1,7 +1,7 @@
 """Stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
 
 `vsgd.algorithms` has the method, one file per algorithm; `vsgd.init` and `vsgd.step` are those of the paper.
-`vsgd.bench` reproduces the paper and is behind the `vsgd` command.
+`vsgd_bench` reproduces the paper and is behind the `vsgd` command.
 """
 
 from vsgd.algorithms.columns import COLUMNS, Columns

@@ -1,4 +1,4 @@
-"""The `vsgd` command: a thin layer of words over `vsgd.bench`, `vsgd.files` and `vsgd.integrations.watch`."""
+"""The `vsgd` command: a thin layer of words over `vsgd_bench`, `vsgd.files` and `vsgd.integrations.watch`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import NoReturn
 
 from vsgd import __version__
 from vsgd.arguments import LARGEST_SEED, at_least
-from vsgd.bench.compare import add_command
 from vsgd.disk import only_writer, write_whole
 from vsgd.errors import UserError, one_line
 from vsgd.files import add_commands
 from vsgd.integrations.watch import add_watch_command
+from vsgd_bench.compare import add_command
 
 FIGURE_NAMES = ("1", "2", "3", "4", "5", "6", "drift")
 
@@ -41,9 +41,9 @@ def figure_name(text: str) -> str:
 def figures(arguments: argparse.Namespace) -> None:
     """Compute the paper's figures and write them to a page of their own. Results are kept and used again."""
     try:
-        from vsgd.bench.figures import Request
-        from vsgd.bench.report import html, markdown
-        from vsgd.bench.reproduce import reproduce
+        from vsgd_bench.figures import Request
+        from vsgd_bench.report import html, markdown
+        from vsgd_bench.reproduce import reproduce
     except ModuleNotFoundError as error:
         raise UserError(f"the figures need {error.name}: pip install 'vsgd[bench]'") from None
 

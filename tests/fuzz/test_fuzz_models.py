@@ -12,10 +12,10 @@ from fuzzing import cases, generator, mutated, no_hang
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from vsgd.bench import store
 from vsgd.disk import read_checked, write_checked
 from vsgd.errors import UserError
 from vsgd.files.storage import digest, load
+from vsgd_bench import store
 
 DATA = "1 1:1 3:2\n2 2:1\n3 3:1 1:-1\n" * 8
 

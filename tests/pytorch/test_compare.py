@@ -13,11 +13,11 @@ pytest.importorskip("tqdm")
 
 from standins import ABSENT, ADAM, BY_NAME, CRASH, DEATH, GRID, NORMALIZED, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare.processes import run_all
-from vsgd.bench.compare.runs import Job, load, path_of, save
-from vsgd.bench.compare.table import assemble, compute, why_absent
-from vsgd.bench.compare.train import EVALUATION_POINTS, Learner, Run, minibatches, train
-from vsgd.bench.compare.workloads import WORKLOADS
+from vsgd_bench.compare.processes import run_all
+from vsgd_bench.compare.runs import Job, load, path_of, save
+from vsgd_bench.compare.table import assemble, compute, why_absent
+from vsgd_bench.compare.train import EVALUATION_POINTS, Learner, Run, minibatches, train
+from vsgd_bench.compare.workloads import WORKLOADS
 
 INSTALLED = [method for method in BY_NAME.values() if why_absent(method) is None]
 
@@ -142,7 +142,7 @@ def test_changed_circumstances_make_a_new_run(folder, tmp_path, monkeypatch):
     save(tmp_path, job, load(folder, Job(SMALL, ADAM, None, 0)))
     assert load(tmp_path, job) is not None
     assert load(tmp_path, job._replace(workload=SMALL._replace(epochs=2))) is None
-    monkeypatch.setattr("vsgd.bench.compare.runs.fingerprint", lambda: "changed")
+    monkeypatch.setattr("vsgd_bench.compare.runs.fingerprint", lambda: "changed")
     assert load(tmp_path, job) is None
     assert load(folder, Job(SMALL, ADAM, None, 0)) is not None, "others do not depend on our code"
 

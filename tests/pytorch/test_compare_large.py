@@ -13,17 +13,17 @@ pytest.importorskip("tqdm")
 import standins  # noqa: E402
 from standins import ADAM, FINE_TUNED, SMALL  # noqa: E402
 
-from vsgd.bench.compare import data, table  # noqa: E402
-from vsgd.bench.compare.checkpoints import load_weights, save_weights  # noqa: E402
-from vsgd.bench.compare.large import LARGE_WORKLOADS, PADDING, add_noise, augment  # noqa: E402
-from vsgd.bench.compare.large_networks import GPT, add_adapters  # noqa: E402
-from vsgd.bench.compare.muon import split_parameters  # noqa: E402
-from vsgd.bench.compare.networks import mlp  # noqa: E402
-from vsgd.bench.compare.pretraining import with_checkpoint  # noqa: E402
-from vsgd.bench.compare.runs import Job, load, wanted  # noqa: E402
-from vsgd.bench.compare.suites import LARGE  # noqa: E402
-from vsgd.bench.compare.train import Learner, minibatch, train  # noqa: E402
 from vsgd.errors import UserError  # noqa: E402
+from vsgd_bench.compare import data, table  # noqa: E402
+from vsgd_bench.compare.checkpoints import load_weights, save_weights  # noqa: E402
+from vsgd_bench.compare.large import LARGE_WORKLOADS, PADDING, add_noise, augment  # noqa: E402
+from vsgd_bench.compare.large_networks import GPT, add_adapters  # noqa: E402
+from vsgd_bench.compare.muon import split_parameters  # noqa: E402
+from vsgd_bench.compare.networks import mlp  # noqa: E402
+from vsgd_bench.compare.pretraining import with_checkpoint  # noqa: E402
+from vsgd_bench.compare.runs import Job, load, wanted  # noqa: E402
+from vsgd_bench.compare.suites import LARGE  # noqa: E402
+from vsgd_bench.compare.train import Learner, minibatch, train  # noqa: E402
 
 BY_NAME = {workload.name: workload for workload in LARGE_WORKLOADS}
 

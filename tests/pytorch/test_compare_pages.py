@@ -12,8 +12,10 @@ pytest.importorskip("matplotlib")
 
 from standins import ABSENT, ADAM, BY_NAME, GRID, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare import pages, tables
-from vsgd.bench.compare.judging import (
+from vsgd.cli import main
+from vsgd.disk import write_checked
+from vsgd_bench.compare import pages, tables
+from vsgd_bench.compare.judging import (
     COMPARISONS,
     REFERENCE,
     Bar,
@@ -24,12 +26,10 @@ from vsgd.bench.compare.judging import (
     time_to,
     verdict,
 )
-from vsgd.bench.compare.pages import html, markdown
-from vsgd.bench.compare.runs import Job, path_of, save, wanted
-from vsgd.bench.compare.table import Cell, Table, assemble
-from vsgd.bench.compare.train import Run, failed
-from vsgd.cli import main
-from vsgd.disk import write_checked
+from vsgd_bench.compare.pages import html, markdown
+from vsgd_bench.compare.runs import Job, path_of, save, wanted
+from vsgd_bench.compare.table import Cell, Table, assemble
+from vsgd_bench.compare.train import Run, failed
 
 OURS = BY_NAME["vsgd"]
 TUNED = GRID._replace(name=REFERENCE)

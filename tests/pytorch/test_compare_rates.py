@@ -15,14 +15,14 @@ pytest.importorskip("matplotlib")
 from command import refuses, succeeds
 from standins import ADAM, BY_NAME, GRID, NORMALIZED, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare import pages, rates
-from vsgd.bench.compare.opponents import HALF_DECADES
-from vsgd.bench.compare.pages import html, markdown
-from vsgd.bench.compare.rates import GivenRates
-from vsgd.bench.compare.runs import Job, save
-from vsgd.bench.compare.suites import quick
-from vsgd.bench.compare.table import assemble, compute
-from vsgd.bench.compare.train import Run
+from vsgd_bench.compare import pages, rates
+from vsgd_bench.compare.opponents import HALF_DECADES
+from vsgd_bench.compare.pages import html, markdown
+from vsgd_bench.compare.rates import GivenRates
+from vsgd_bench.compare.runs import Job, save
+from vsgd_bench.compare.suites import quick
+from vsgd_bench.compare.table import assemble, compute
+from vsgd_bench.compare.train import Run
 
 NARROW = ("--quick", "--workloads", "digits-logistic", "--seeds", "1", "--jobs", "1")
 EARLIER = GivenRates(Path("earlier/rates.json"), {("small", "sgd"): 0.001})

@@ -10,11 +10,11 @@ pytest.importorskip("tqdm")
 
 from standins import BY_NAME, SMALL
 
-from vsgd.bench.compare.ours import ABLATIONS, OURS
-from vsgd.bench.compare.runs import Job, wanted
-from vsgd.bench.compare.stress import CHANGES, STRESSED, stress_workloads
-from vsgd.bench.compare.train import train
 from vsgd.cli import main
+from vsgd_bench.compare.ours import ABLATIONS, OURS
+from vsgd_bench.compare.runs import Job, wanted
+from vsgd_bench.compare.stress import CHANGES, STRESSED, stress_workloads
+from vsgd_bench.compare.train import train
 
 HARDER = {workload.name: workload for workload in stress_workloads()}
 BUNDLED = [name for name, workload in HARDER.items() if not workload.files]

@@ -11,7 +11,7 @@ from typing import Any
 from vsgd.arguments import at_least
 from vsgd.errors import UserError
 
-__all__ = ["add_command"]
+__all__ = ["add_compare_command"]
 
 
 def names(text: str) -> list[str]:
@@ -19,8 +19,10 @@ def names(text: str) -> list[str]:
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Train networks with vSGD and its opponents, on as many seeds as asked for, and write tables, curves and profiles
-    to pages of their own. Runs are kept; the same command goes on from there."""
+    """Train networks with vSGD and its opponents on several seeds, and write pages of tables, curves and profiles.
+
+    Runs are stored as they end; the same command continues from there.
+    """
     try:
         command = importlib.import_module("vsgd_bench.compare.command")
     except ModuleNotFoundError as error:
@@ -28,8 +30,8 @@ def compare(arguments: argparse.Namespace) -> None:
     command.compare(arguments)
 
 
-def add_command(commands: Any) -> None:
-    """Add it to what `ArgumentParser.add_subparsers` returned."""
+def add_compare_command(commands: Any) -> None:
+    """Add the subcommand to what `ArgumentParser.add_subparsers` returned."""
     command = commands.add_parser("compare", help="compare optimizers on networks", description=compare.__doc__)
     which = command.add_mutually_exclusive_group()
     which.add_argument(
@@ -55,9 +57,17 @@ def add_command(commands: Any) -> None:
         help="learning rates from the rates.json of an earlier comparison (default: chosen on grids)",
     )
     command.add_argument(
+        "--stored",
+        action="store_true",
+        help="train nothing: write the pages from the stored runs of any version",
+    )
+    command.add_argument(
         "--jobs", type=at_least(1), default=os.cpu_count(), help="processes side by side (default: one per core)"
     )
     command.add_argument(
-        "--out", type=Path, default=Path("report/compare"), help="folder to write to (default: report/compare)"
+        "--out",
+        type=Path,
+        default=Path("report/compare"),
+        help="folder of the runs, with a folder of pages for each suite (default: report/compare)",
     )
     command.set_defaults(run=compare)

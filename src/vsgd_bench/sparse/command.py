@@ -1,23 +1,18 @@
-"""Run what has not been run yet, and write the table.
-
-VSGD_DATA=... python -m vsgd_bench.sparse --results report/sparse.jsonl --out docs/results-sparse.md
-"""
+"""The work of `vsgd sparse`: run what is not stored, and write the table."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import platform
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from vsgd.disk import ensure_folder, say_damaged, seal, unseal, write_whole
-from vsgd.errors import UserError
+from vsgd.disk import write_whole
+from vsgd_bench.results import RunFile
 from vsgd_bench.sparse.problems import Problem, problems
 from vsgd_bench.sparse.rivals import EPOCHS, Fit, Rival, rivals
 from vsgd_bench.sparse.stream import is_random, streams
@@ -25,34 +20,17 @@ from vsgd_bench.sparse.stream import is_random, streams
 PACKAGES = ("vsgd", "numpy", "numba", "scikit-learn", "scipy", "vowpalwabbit", "river")
 
 
-class Results:
-    """One line of JSON with a checksum per run, appended when it is done: what is interrupted goes on where it was."""
+KEYS = ("problem", "method", "choice", "seed")
 
-    def __init__(self, path: Path):
-        self.path = path
-        ensure_folder(path.parent)
-        self.by_key: dict[tuple[Any, ...], dict[str, Any]] = {}
-        content = path.read_bytes() if path.exists() else b""
-        self.gap = "" if content.endswith(b"\n") or not content else "\n"
-        for number, line in enumerate(content.splitlines(), start=1):
-            try:
-                record = unseal(line)
-            except ValueError as error:
-                say_damaged(path, f"line {number}: {error}")
-            else:
-                self.by_key[tuple(record["key"])] = record
 
-    def get(self, key: tuple[Any, ...], run: Callable[[], float]) -> float:
-        if key not in self.by_key:
-            start = time.perf_counter()
-            loss = run()
-            record = {"key": key, "loss": loss, "seconds": time.perf_counter() - start}
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(f"{self.gap}{seal(record)}\n")
-            self.gap = ""
-            self.by_key[key] = record
-            print(*key, f"{loss:.4f}", f"{record['seconds']:.1f} s", flush=True)
-        return float(self.by_key[key]["loss"])
+def loss_of(runs: RunFile, key: tuple[str, str, str, int], run: Callable[[], float]) -> float:
+    """Return the stored loss of a run, or run it and store its loss."""
+    if (record := runs.get(*key)) is None:
+        start = time.perf_counter()
+        record = {**dict(zip(KEYS, key, strict=True)), "loss": run(), "seconds": time.perf_counter() - start}
+        runs.save(record)
+        print(*key, f"{record['loss']:.4f}", f"{record['seconds']:.1f} s", flush=True)
+    return float(record["loss"])
 
 
 def judged(problem: Problem, fit: Fit, seed: int) -> float:
@@ -72,7 +50,7 @@ def spread(values: list[float]) -> str:
     return f"{mean:.4f} ± {np.std(values, ddof=1):.4f}"
 
 
-def compare(results: Results, seeds: int) -> list[str]:
+def compare(runs: RunFile, seeds: int) -> list[str]:
     lines = []
     for problem in problems():
         lines += ["", f"## {problem.name}", "", "| | held-out loss | chosen |", "|---|---|---|"]
@@ -80,7 +58,7 @@ def compare(results: Results, seeds: int) -> list[str]:
 
             def loss(choice: str, seed: int, problem: Problem = problem, rival: Rival = rival) -> float:
                 key = (problem.name, rival.name, choice, seed)
-                return results.get(key, lambda: judged(problem, rival.grid[choice], seed))
+                return loss_of(runs, key, lambda: judged(problem, rival.grid[choice], seed))
 
             best = min(rival.grid, key=lambda choice: loss(choice, 0))
             different = seeds if rival.random or not problem.fixed_split else 1
@@ -88,11 +66,11 @@ def compare(results: Results, seeds: int) -> list[str]:
     return lines
 
 
-def follow(results: Results, seeds: int) -> list[str]:
+def follow(runs: RunFile, seeds: int) -> list[str]:
     lines = ["", "## Elec2, predict then learn, row by row", "", "| | accuracy |", "|---|---|"]
     for name, run in streams().items():
         different = range(seeds if is_random(name) else 1)
-        accuracies = [results.get(("Elec2", name, "", seed), partial(run, seed)) for seed in different]
+        accuracies = [loss_of(runs, ("Elec2", name, "", seed), partial(run, seed)) for seed in different]
         lines.append(f"| {name} | {spread(accuracies)} |")
     return lines
 
@@ -117,20 +95,9 @@ def heading(command: str, seeds: int) -> list[str]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m vsgd_bench.sparse", description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("report/sparse.jsonl"), help="runs so far")
-    parser.add_argument("--out", type=Path, default=Path("docs/results-sparse.md"), help="the table")
-    parser.add_argument("--seeds", type=int, default=5)
-    arguments = parser.parse_args()
-    results = Results(arguments.results)
-    command = f"VSGD_DATA=... python -m vsgd_bench.sparse --seeds {arguments.seeds}"
-    lines = heading(command, arguments.seeds) + compare(results, arguments.seeds) + follow(results, arguments.seeds)
-    write_whole(arguments.out, "\n".join(lines) + "\n", make_folder=True)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from None
+def write_comparison(results: Path, out: Path, seeds: int) -> None:
+    """Run what is not stored in the file `results`, and write the page `out`."""
+    runs = RunFile(results, KEYS)
+    lines = heading(f"VSGD_DATA=... vsgd sparse --seeds {seeds}", seeds) + compare(runs, seeds) + follow(runs, seeds)
+    write_whole(out, "\n".join(lines) + "\n", make_folder=True)
+    print(f"wrote {out}")

@@ -14,7 +14,7 @@ from vsgd_bench import web
 from vsgd_bench.compare import curves
 from vsgd_bench.compare.judging import TOLERANCE
 from vsgd_bench.compare.table import Table, what_was_run
-from vsgd_bench.compare.tables import Grid, all_tables, missing, not_run
+from vsgd_bench.compare.tables import Grid, all_tables, missing, not_run, outdated
 
 GRIDS = (
     "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
@@ -140,7 +140,8 @@ def markdown(table: Table, page: Page) -> str:
 
 
 def _opening(table: Table, page: Page) -> list[str]:
-    return [f"# {page.title}", "", f"{page.words} Written by `{command(table, page)}`."]
+    lines = [f"# {page.title}", "", f"{page.words} Written by `{command(table, page)}`."]
+    return [*lines, "", versions] if (versions := outdated(table)) else lines
 
 
 def _sections(grids: list[Grid], made: str) -> list[str]:
@@ -192,6 +193,7 @@ def html(table: Table, page: Page) -> str:
     measured = "".join(f"<li>{_rich(text)}</li>" for text in protocol(table, page))
     body = f"""<h1>{page.title}</h1>
 <p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
+{f"<p>{escape(versions)}</p>" if (versions := outdated(table)) else ""}
 {'<p>Parts of it <a href="#missing">are missing</a>.</p>' if lacking.rows else ""}
 {_drawings(table)}
 {tables}

@@ -1,4 +1,4 @@
-"""The weights that some workloads start from, trained here once and stored beside the runs."""
+"""The weights that some workloads start from, trained once and stored beside the runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vsgd_bench.compare.train import Learner
 from vsgd_bench.compare.workloads import Workload
 
 
-def with_checkpoint(out: Path, workload: Workload) -> Workload:
-    """The workload, told where its first weights are. They are trained if they are not there yet for exactly this."""
+def with_checkpoint(folder: Path, workload: Workload) -> Workload:
+    """Return the workload with the path of its first weights, which are trained unless the folder has them."""
     if workload.pretraining is None:
         return workload
     job = pretraining_job(workload)
-    path = out / "checkpoints" / job.workload.name
+    path = folder / job.workload.name
     if store.load(path, wanted(job)) is None:
         print(f"training {job.workload.name}, from which {workload.name} starts", flush=True)
         pretrain(path, job)

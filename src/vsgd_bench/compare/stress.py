@@ -6,6 +6,7 @@ Nothing is tuned, so nothing may break. A run passes if its held-out loss is fin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,6 +16,9 @@ from vsgd_bench.compare.judging import has_failed
 from vsgd_bench.compare.table import Cell, Table
 from vsgd_bench.compare.tables import NOT_RUN, Grid
 from vsgd_bench.compare.workloads import WORKLOADS, Loss, Task, Workload
+
+Build = Callable[[int, bool], Task]
+Change = Callable[[Task, float], Task]
 
 STRESSED = ("digits-mlp", "digits-autoencoder", "fashion-cnn", "transformer", "housing")
 BATCHES = (1, 8, 32, 128, 512)
@@ -61,7 +65,7 @@ def coarsen(task: Task, _: float) -> Task:
     return Task(task.model.bfloat16(), task.split._replace(x=x, x_test=x_test), partial(coarse_loss, task.loss))
 
 
-CHANGES = {
+CHANGES: dict[str, tuple[Change, float]] = {
     "inputs-x100": (multiply_inputs, 100.0),
     "last-layer-x0": (silence_last_layer, 0.0),
     "weights-x10": (multiply_weights, 10.0),
@@ -70,21 +74,17 @@ CHANGES = {
 }
 
 
-def build_changed(workload: str, change: str | None, rows: int, seed: int, sparse: bool) -> Task:
-    """The task of a workload, with the first so many rows to learn from."""
-    (original,) = (w for w in WORKLOADS if w.name == workload)
-    task = original.build(seed, sparse)
+def build_changed(build: Build, rows: int, change: Change | None, amount: float, seed: int, sparse: bool) -> Task:
+    """Build a task with only the first `rows` rows to learn from, and change it."""
+    task = build(seed, sparse)
     task = task._replace(split=task.split._replace(x=task.split.x[:rows], y=task.split.y[:rows]))
-    if change is None:
-        return task
-    apply, amount = CHANGES[change]
-    return apply(task, amount)
+    return task if change is None else change(task, amount)
 
 
 def harder(workload: Workload, batch: int | None = None, change: str | None = None) -> Workload:
     rows = MOST_UPDATES * (batch or workload.batch)
     name = f"{workload.name}+{change or f'minibatch-{batch}'}"
-    build = partial(build_changed, workload.name, change, rows)
+    build = partial(build_changed, workload.build, rows, *(CHANGES[change] if change else (None, 0.0)))
     return workload._replace(name=name, title=name, build=build, batch=batch or workload.batch)
 
 

@@ -254,8 +254,20 @@ def not_run(table: Table) -> str:
     return f"Not run: {', '.join(names)}." if names else ""
 
 
+def outdated(table: Table) -> str:
+    """Return a sentence about the runs that were trained with another version; empty if there are none."""
+    counts = {}
+    for method in table.methods:
+        cells = [cell for (_, name), cell in table.cells.items() if name == method.name]
+        counts[method.title] = sum(cell.outdated for cell in cells), sum(len(cell.runs) for cell in cells)
+    found = [f"{title} ({count} of {total})" for title, (count, total) in counts.items() if count]
+    if all(count == total for count, total in counts.values()):
+        found = [f"all {sum(total for _, total in counts.values())}"] if found else []
+    return f"Runs trained with another version of the source or of a package: {', '.join(found)}." if found else ""
+
+
 def missing(table: Table) -> Grid:
-    """What the folder lacks, with the methods of a workload that lack the same in one row."""
+    """What is not stored, with the methods of a workload that lack the same in one row."""
     lacking: dict[tuple[str, str], list[str]] = {}
     for workload in table.workloads:
         for method in table.methods:

@@ -13,6 +13,7 @@ import numpy as np
 
 from vsgd.algorithms import networks, paper
 from vsgd.core import Array, Moments, State
+from vsgd_bench import one_coordinate
 
 NO_CURVATURE, SAMPLE_CURVATURE, FINITE_DIFFERENCES, SIGNED_DIFFERENCES = range(4)
 
@@ -166,13 +167,13 @@ def vsgd(config: paper.Paper = paper.VSGD_2012) -> Algorithm:
 
 
 def networks_probe(
-    theta: Array, state: networks.State, grad: Array, count: Array, t: int, params: networks.Networks
+    theta: Array, state: one_coordinate.State, grad: Array, count: Array, t: int, params: networks.Networks
 ) -> Array:
     return networks.probe(networks.probe_size(state.scale, params), networks.random_bit(np.int64(t), np.int64(0)))
 
 
 def networks_update(
-    theta: Array, state: networks.State, batch: Moments, count: Array, t: int, params: networks.Networks
+    theta: Array, state: one_coordinate.State, batch: Moments, count: Array, t: int, params: networks.Networks
 ) -> Any:
     """The default for a tensor of one coordinate. Where no second gradient is due, the curvature is the known one."""
     mean = state.inner.mean
@@ -183,7 +184,7 @@ def networks_update(
         curv=mean.curv + due * (batch.curv - mean.curv),
         curv_sq=mean.curv_sq + due * (batch.curv_sq - mean.curv_sq),
     )
-    theta, state, info = networks.update(theta, state, batch, count, params)
+    theta, state, info = one_coordinate.update(theta, state, batch, count, params)
     return theta, state, info.rate
 
 
@@ -192,12 +193,12 @@ def vsgd_networks(config: networks.Networks = networks.NETWORKS) -> Algorithm:
     return Algorithm(
         "vSGD, networks",
         config,
-        networks.init,
+        one_coordinate.init,
         networks_update,
         SIGNED_DIFFERENCES,
         networks_probe,
         config.bootstrap,
-        networks.evaluation_point,
+        one_coordinate.evaluation_point,
     )
 
 

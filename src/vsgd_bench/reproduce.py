@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import platform
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +14,7 @@ from tqdm import tqdm
 from vsgd.algorithms.paper import PAPER, VSGD_2012
 from vsgd_bench import store
 from vsgd_bench.figures import FIGURES, Figure, KeyNumber, Request, Results
+from vsgd_bench.provenance import digest, installed, tree_of, written
 
 SOURCES = (
     "vsgd.core",
@@ -24,6 +23,7 @@ SOURCES = (
     "vsgd.reweight",
     "vsgd_bench.problems",
     "vsgd_bench.baselines",
+    "vsgd_bench.one_coordinate",
     "vsgd_bench.simulate",
     "vsgd_bench.gain",
 )
@@ -50,10 +50,10 @@ def versions() -> dict[str, str]:
 
 
 def _fingerprint(figure: Figure) -> str:
-    """Changes with the code behind a result, so that no result outlives it."""
+    """Return a digest of the code behind a result, so that it is computed again when this changes."""
     modules = [*SOURCES, figure.draw.__module__]
-    files = [Path(str(sys.modules[name].__file__)) for name in modules if name in sys.modules]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    files = [(name, installed(name)) for name in modules]
+    return digest(f"{name}\n{written(tree_of(file))}" for name, file in files if file is not None)
 
 
 def _slug(part: str) -> str:

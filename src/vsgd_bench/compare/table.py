@@ -98,12 +98,13 @@ def compute(
         print(f"{name} is left out: {why}")
     present = [(w, m) for w in workloads for m in methods if w.name not in absent and m.name not in absent]
     pairs = [(w, tried) for w, m in present if (tried := as_tried(w, m, given)).settings]
-    for choose in (_first_settings, _best_settings):
-        jobs = [job for workload, method in pairs for job in choose(runs, workload, method, seeds)]
-        _compute_missing(jobs, processes, runs, "tuning" if choose is _first_settings else "all seeds")
+    grids = [job for workload, method in pairs for job in _first_settings(workload, method, seeds)]
+    _compute_missing(grids, processes, runs, "tuning")
+    best = [job for workload, method in pairs for job in _best_settings(runs, workload, method, seeds)]
+    _compute_missing(best, processes, runs, "all seeds")
 
 
-def _first_settings(runs: Runs, workload: Workload, method: Method, seeds: int) -> list[Job]:
+def _first_settings(workload: Workload, method: Method, seeds: int) -> list[Job]:
     """Whole grids on one seed; what has no grid is not waited for."""
     if method.has_grid:
         return [Job(workload, method, setting, TUNED_ON) for setting in method.settings]

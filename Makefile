@@ -7,7 +7,7 @@ TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
 UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs docs-site results results-train pages test test-all fuzz bench lint dist pythons clean
+.PHONY: run docs docs-site results results-train pages test test-all test-flaky fuzz bench lint dist pythons clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
@@ -42,6 +42,9 @@ test: lint  ## everything but the slow tests, with the same random cases each ti
 
 test-all: lint  ## the slow tests too, with new random cases
 	$(BIN)/pytest -q
+
+test-flaky: $(VENV)/.test  ## twenty rounds of the timing-sensitive tests with all cores busy
+	scripts/test_flaky.sh 20 $(BIN)/pytest
 
 fuzz: $(VENV)/.test  ## damaged files without end and kills at random; SEED=7 for others
 	VSGD_FUZZ=$(SEED) $(BIN)/pytest -q -rP tests/fuzz

@@ -67,10 +67,8 @@ def gan(make: Make, seed: int, steps: int = 3000) -> float:
     for _ in range(steps):
         real, noise = ring(128, rng), torch.randn(2, 128, 8, generator=rng)
         judge = partial(_judge, generator, discriminator, real, noise[0])
-        with newest(generator_opt):
-            learn(discriminator_opt, discriminator, judge)
-        with newest(discriminator_opt):
-            learn(generator_opt, generator, partial(_fool, generator, discriminator, noise[1]))
+        learn(discriminator_opt, discriminator, judge)
+        learn(generator_opt, generator, partial(_fool, generator, discriminator, noise[1]))
     with torch.no_grad():
         return sliced_distance(generator(torch.randn(4000, 8, generator=rng)), ring(4000, rng))
 

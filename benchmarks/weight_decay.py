@@ -1,4 +1,4 @@
-"""What weight decay does to held-out loss, for VSGD, AdamW and SGD with an L2 penalty of the same strength.
+"""Held-out loss by weight decay, for VSGD and AdamW with the same value.
 
 python benchmarks/weight_decay.py
 """
@@ -21,7 +21,7 @@ Make = Callable[[nn.Module, float], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, Make] = {
     "VSGD": lambda model, decay: VSGD(model.parameters(), weight_decay=decay),
-    "SGD 0.1, L2 penalty": lambda model, decay: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=decay),
+    "AdamW 1e-3": lambda model, decay: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=decay),
     "AdamW 1e-2": lambda model, decay: torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=decay),
 }
 

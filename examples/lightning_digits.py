@@ -3,7 +3,7 @@
     python examples/lightning_digits.py
 
 Batches of 16 are accumulated by four, each a micro-batch; metrics and logs see every sample once. Needs
-`pip install 'vsgd[integrations,sklearn]'`.
+`pip install '.[integrations,sklearn]'`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train a Flax (nnx) convolutional network on scikit-learn's digits with vsgd.optax; nothing to tune.
+"""Train a Flax (nnx) network with BatchNorm and Dropout on scikit-learn's digits with vsgd.optax; nothing to tune.
 
 python examples/optax_flax.py
 """
@@ -20,12 +20,14 @@ EPOCHS, BATCH = 5, 64
 class Network(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.filters = nnx.Conv(1, 16, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(16, momentum=0.9, rngs=rngs)
         self.hidden = nnx.Linear(16 * 16, 32, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
         self.out = nnx.Linear(32, 10, rngs=rngs)
 
     def __call__(self, x):
-        x = nnx.relu(nnx.avg_pool(self.filters(x), (2, 2), (2, 2)))
-        return self.out(nnx.relu(self.hidden(x.reshape(len(x), -1))))
+        x = nnx.relu(nnx.avg_pool(self.norm(self.filters(x)), (2, 2), (2, 2)))
+        return self.out(self.dropout(nnx.relu(self.hidden(x.reshape(len(x), -1)))))
 
 
 def main() -> float:
@@ -40,17 +42,24 @@ def main() -> float:
         graph, params, rest = nnx.split(model, nnx.Param, ...)
 
         def loss(params):
-            return optax.softmax_cross_entropy_with_integer_labels(nnx.merge(graph, params, rest)(x), y).mean()
+            # A copy starts from the same random numbers and statistics in every evaluation, and leaves the model alone.
+            network = nnx.merge(graph, params, rest, copy=True)
+            value = optax.softmax_cross_entropy_with_integer_labels(network(x), y).mean()
+            return value, nnx.state(network, nnx.Not(nnx.Param))
 
-        value, grads = jax.value_and_grad(loss)(params)
-        optimizer.update(model, grads, grad_fn=jax.grad(loss), value=value)
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (value, new_rest), grads = gradient(params)
+        optimizer.update(model, grads, grad_fn=lambda p: gradient(p)[1], value=value)
+        nnx.update(model, new_rest)  # random numbers and BatchNorm statistics of the first evaluation only
         return value
 
     @nnx.jit
     def predict(model, optimizer, x):
         graph, params, rest = nnx.split(model, nnx.Param, ...)
         weights = vsgd.optax.eval_params(params, nnx.as_pure(optimizer.opt_state))
-        return nnx.merge(graph, weights, rest)(x).argmax(1)
+        network = nnx.merge(graph, weights, rest, copy=True)
+        network.eval()
+        return network(x).argmax(1)
 
     rng = np.random.default_rng(0)
     for epoch in range(EPOCHS):

@@ -2,7 +2,7 @@
 
     python examples/transformers_trainer.py
 
-The sentences count upwards in steps of their own, so nothing is downloaded. Needs `pip install 'vsgd[integrations]'`.
+The sentences count upwards in steps of their own, so nothing is downloaded. Needs `pip install '.[integrations]'`.
 """
 
 from __future__ import annotations

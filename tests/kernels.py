@@ -53,8 +53,17 @@ import sys, vsgd
 vsgd.__path__.append(sys.argv[1])
 from vsgd import jit, tiny
 jit.NOTICE_SECONDS = 600.0
+jit.WAITING_SECONDS = 600.0
 arguments = tiny.Pair(left=2.0, right=1.0), 0.0
 """
+AT_ONCE = """
+import threading
+class AtOnce(threading.Timer):
+    def start(self):
+        self.function(*self.args, **self.kwargs)
+threading.Timer = AtOnce
+"""
+"""Announces a compilation however short it is: whether a thread gets its turn in time is chance."""
 COMBINE = "print(jit.kept(tiny.combine)(*arguments))"
 CORRECT = "4.5\n"
 

@@ -195,7 +195,7 @@ class TestNetworks:
 
     @pytest.mark.parametrize(("noise", "horizon"), [(0.0, NETWORKS.max_horizon), (10.0, 1.0)])
     def test_rates_rise_while_noise_costs_less_than_is_gained(self, noise, horizon):
-        state = networks.Progress(recent=0.0, earlier=0.0, horizon=2.0)
+        state = networks.Progress(recent=0.0, earlier=0.0, horizon=2.0, spread=0.0)
         for step in range(1000):
             state = networks.progress(state, 100.0 - step / 100, noise, step)
         assert state.horizon == horizon
@@ -211,13 +211,25 @@ class TestNetworks:
         assert networks.rate(noisy, 5.0, 1, NETWORKS, ahead, True) == pytest.approx(3 / (3 + 9) / 2)
 
     def test_rates_fall_back_where_the_loss_does_not_fall(self):
-        state = networks.Progress(recent=0.0, earlier=0.0, horizon=4.0)
+        state = networks.Progress(recent=0.0, earlier=0.0, horizon=4.0, spread=0.0)
         for step in range(1000):
             state = networks.progress(state, 1.0, 1e-6, step)
         assert state.horizon == 1
 
+    @pytest.mark.parametrize("step_of_outlier", [2, 50, 1000])
+    def test_one_outlier_of_the_loss_has_no_lasting_effect_on_the_horizon(self, step_of_outlier):
+        """The loss is noise around a constant, so the horizon is 1 in the end, with and without the outlier."""
+        losses = 1 + 0.1 * np.random.default_rng(0).standard_normal(3000)
+        losses[step_of_outlier] += 1e6
+        state, horizons = networks.Progress(recent=0.0, earlier=0.0, horizon=1.0, spread=0.0), []
+        for step, loss in enumerate(losses):
+            state = networks.progress(state, loss, 0.02, step)
+            horizons.append(state.horizon)
+        assert max(horizons[step_of_outlier + 500 :]) < 1.1
+        assert state.spread < 0.2
+
     def test_the_unit_of_the_loss_does_not_matter_to_rates(self):
-        plain = scaled = networks.Progress(recent=0.0, earlier=0.0, horizon=1.0)
+        plain = scaled = networks.Progress(recent=0.0, earlier=0.0, horizon=1.0, spread=0.0)
         for step in range(300):
             loss, noise = 3 / (step + 10), 0.02 * (step % 7 == 0)
             plain = networks.progress(plain, loss, noise, step)

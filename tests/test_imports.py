@@ -89,7 +89,7 @@ except ModuleNotFoundError as error:
 """
     said = run(code)
     assert said.startswith(f"{module} needs {missing}")
-    assert said.endswith(f"pip install 'vsgd[{extra}]'")
+    assert said.endswith(f"run `pip install '.[{extra}]'` in a clone of vsgd")
 
 
 @pytest.mark.parametrize(

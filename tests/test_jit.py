@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernels import COMBINE, CORRECT, run, start, write_package
+from kernels import AT_ONCE, COMBINE, CORRECT, run, start, write_package
 
 import vsgd
 from vsgd import jit
@@ -56,6 +56,12 @@ def test_functions_of_other_packages_are_left_to_numba():
 
 def test_the_digest_is_another_for_another_function():
     assert jit.digest(paper.update) == jit.digest(paper.update) != jit.digest(columns.update)
+
+
+def test_the_digest_is_another_for_another_default_of_a_constant(monkeypatch):
+    before = jit.digest(paper.update)
+    monkeypatch.setitem(paper.Paper._field_defaults, "memory", 3.0)
+    assert jit.digest(paper.update) != before
 
 
 # --- machine code on disk -----------------------------------------------------------------------------------------
@@ -245,7 +251,7 @@ def test_numba_does_not_fall_back_on_a_folder_of_its_own(package, cache):
 
 def assert_is_not_used(package, cache):
     """What is in the cache would be loaded without a word."""
-    out, err = run(package, cache, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    out, err = run(package, cache, AT_ONCE + COMBINE)
     assert out == CORRECT
     assert "the result cannot be kept" in err
 
@@ -280,12 +286,12 @@ def test_folders_that_nobody_uses_are_removed(package, cache):
 
 
 def test_a_long_compilation_is_announced(package, tmp_path):
-    out, err = run(package, tmp_path, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    out, err = run(package, tmp_path, AT_ONCE + COMBINE)
     assert out == CORRECT
     assert err == "vsgd: compiling combine for this processor, once; later runs take it from the cache\n"
-    assert run(package, tmp_path, "jit.NOTICE_SECONDS = 0.0\n" + COMBINE) == (CORRECT, "")
+    assert run(package, tmp_path, AT_ONCE + COMBINE) == (CORRECT, "")
     (tmp_path / "file").write_text("")
-    _, err = run(package, tmp_path / "file", "jit.NOTICE_SECONDS = 0.0\n" + COMBINE)
+    _, err = run(package, tmp_path / "file", AT_ONCE + COMBINE)
     assert err.startswith("vsgd: compiling combine for this processor; the result cannot be kept ([Errno 20]")
     assert err.count("\n") == 1
 

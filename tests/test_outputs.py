@@ -31,7 +31,7 @@ def told(given):
 
 
 def run(*words, **options):
-    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, timeout=120, **options)
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, timeout=600, **options)
 
 
 def private_device(path, minor):
@@ -61,7 +61,7 @@ class TestPlaces:
             reader = threading.Thread(target=lambda pipe=pipe, got=got: got.append(pipe.read_bytes()))
             reader.start()
             succeeds(*words, pipe)
-            reader.join(timeout=10)
+            reader.join(timeout=600)
             assert stat.S_ISFIFO(pipe.stat().st_mode)
             expected = told(given).encode() if words[0] == "predict" else (given / "m.npz").read_bytes()
             assert got == [expected]
@@ -154,7 +154,7 @@ class TestPlaces:
         code = "import os, sys; from pathlib import Path; from vsgd.disk import output\n"
         code += "with output(Path(sys.argv[1])) as write: write(b'half'); os.kill(os.getpid(), 9)"
         for name in ("a", "b"):
-            subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], timeout=60)
+            subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], timeout=600)
         assert len(list(tmp_path.iterdir())) == 2
         (tmp_path / ".vsgd-of-mine").write_text("")
         write_whole(tmp_path / "a", b"whole")
@@ -195,7 +195,7 @@ class TestStandardOutput:
         log = tmp_path / "log"
         log.write_text("before\n")
         with log.open("a") as file:
-            assert subprocess.run([*COMMAND, *map(str, words)], stdout=file, timeout=120).returncode == 0
+            assert subprocess.run([*COMMAND, *map(str, words)], stdout=file, timeout=600).returncode == 0
         assert log.read_text() == "before\n" + told(given)
         assert os.readlink(tmp_path / "link") == "/proc/self/fd/1"
 
@@ -217,7 +217,7 @@ class TestStandardOutput:
 
     def test_closed(self, given):
         words = f"{sys.executable} -m vsgd predict {given}/d.svm --model {given}/m.npz >&-"
-        result = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=120)
+        result = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=600)
         assert result.returncode == 2
         assert result.stderr.count("\n") == 1
 
@@ -225,7 +225,7 @@ class TestStandardOutput:
         device = private_device(tmp_path / "full", 7)
         with device.open("w") as full:
             words = [*COMMAND, "score", str(given / "d.svm"), "--model", str(given / "m.npz")]
-            result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+            result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
         assert result.returncode == 2
         assert result.stderr.count("\n") == 1
         refuses("predict", given / "d.svm", "--model", given / "m.npz", "--out", device, saying="No space")
@@ -252,7 +252,7 @@ class TestPipesToRead:
         writer = threading.Thread(target=lambda: pipe.write_bytes((given / "d.svm").read_bytes()))
         writer.start()
         assert succeeds("predict", pipe, "--model", given / "m.npz") == told(given)
-        writer.join(timeout=10)
+        writer.join(timeout=600)
 
     def test_fit_reads_several_times_and_says_so_at_once(self, given, tmp_path):
         pipe = tmp_path / "pipe.svm"

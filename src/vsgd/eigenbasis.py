@@ -5,15 +5,17 @@ eigenvectors. The algorithm works on Q_Lᵀ G Q_R, probes by Q_L S Q_Rᵀ with r
 A convolution is a matrix of out × (in · kernel). A side may be cut into blocks of equal size, each with a basis of its
 own: Q is then block-diagonal and kept as blocks × size × size.
 
-How large the blocks may be is decided, not tuned: rotation takes at most a quarter of the operations of a gradient.
+Two limits set the size of the blocks: rotation takes at most a quarter of the operations of a gradient, and bases and
+covariances take at most five times the memory of the parameter.
 
 Pure functions for torch and JAX alike. Where operators do not suffice, `xp` is the library: `torch` or `jax.numpy`.
 """
 
 from __future__ import annotations
 
-import math
+import heapq
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from vsgd.core import Array, ema, larger
@@ -38,6 +40,13 @@ WIDEST = 2048
 SHARE_OF_GRADIENT = 0.25
 ALLOWANCE = 2e7
 """Operations that are always allowed: fewer take no time worth saving."""
+
+MEMORY_SHARE = 5
+"""Bases and covariances of a matrix hold at most this many numbers per coordinate.
+
+Five float32 numbers are 20 bytes, as many as the rest of the state takes in `vsgd.torch`. A square matrix needs 4, one
+that is twice as long as wide 5: both keep whole bases. Without a limit, a matrix of 2,048 × 8 would need 512.
+"""
 
 MEMORY_BOUND = 64
 """Products with smaller blocks wait for memory: they take as long as with blocks of about this size."""
@@ -121,32 +130,57 @@ def cost(shape: tuple[int, int], blocks: tuple[int, int]) -> float:
     )
 
 
-def next_smaller(width: int, size: int) -> int:
-    """The largest divisor of `width` below `size`."""
-    return max(d for d in range(1, size) if width % d == 0)
+def largest_divisor(width: int, limit: int) -> int:
+    """Return the largest divisor of `width` that is at most `limit`."""
+    return next(d for d in range(min(width, limit), 0, -1) if width % d == 0)
+
+
+def basis_numbers(shape: tuple[int, int], blocks: tuple[int, int]) -> int:
+    """Return how many numbers the bases and covariances of a matrix hold."""
+    return sum(2 * width * size for width, size in zip(shape, blocks, strict=True) if size > 1)
+
+
+def largest_blocks(shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the largest block sizes that `WIDEST` and `MEMORY_SHARE` allow for a matrix.
+
+    The short side takes its whole width if it can, since that costs little memory. The long side takes the largest
+    block that fits into the rest of the allowance.
+    """
+    short, long = min(shape), max(shape)
+    short_block = largest_divisor(short, WIDEST)
+    rest = MEMORY_SHARE * short * long - basis_numbers((short, long), (short_block, 1))
+    long_block = largest_divisor(long, min(WIDEST, int(rest // (2 * long))))
+    return (short_block, long_block) if shape[0] <= shape[1] else (long_block, short_block)
 
 
 def plan_blocks(shapes: Sequence[tuple[int, int]], gradient_flops: float, spent: float = 0.0) -> list[tuple[int, int]]:
-    """Block sizes of both sides of each matrix, so that all rotations together cost no more than they may.
+    """Return block sizes of both sides of each matrix, within the limits on memory and on operations.
 
-    The largest blocks are cut first, since small blocks on both sides are worth more than large ones on one. Where
-    small ones still cost too much, the costliest sides stay as they are; sides of one coordinate always do.
+    Sides start with `largest_blocks`. Then the largest blocks are cut until the rotations of all matrices together cost
+    at most `SHARE_OF_GRADIENT` of a gradient, less what was `spent` before. Small blocks on both sides help more than
+    large blocks on one. Blocks of up to `MEMORY_BOUND` are not cut, because that saves no time. Instead the costliest
+    sides keep their own coordinates (block size 1), as do both sides of matrices with a single row or column.
     """
     budget = max(SHARE_OF_GRADIENT * gradient_flops, ALLOWANCE) - spent
-    matrices = [k for k, shape in enumerate(shapes) if min(shape) > 1]
-    blocks = {k: [w if w <= WIDEST else next_smaller(w, WIDEST + 1) for w in shapes[k]] for k in matrices}
+    blocks = [list(largest_blocks(shape)) if min(shape) > 1 else [1, 1] for shape in shapes]
 
     def side_cost(k: int, side: int) -> float:
         only = [1, 1]
         only[side] = blocks[k][side]
         return cost(shapes[k], (only[0], only[1]))
 
-    costs = {(k, side): side_cost(k, side) for k in matrices for side in (0, 1)}
-    while costs and math.fsum(costs.values()) > budget:
-        k, side = max(costs, key=lambda which: (max(blocks[which[0]][which[1]], MEMORY_BOUND), costs[which]))
-        if costs[k, side] == 0:
-            break
-        smaller = next_smaller(shapes[k][side], blocks[k][side])
-        blocks[k][side] = smaller if blocks[k][side] > MEMORY_BOUND else 1  # still smaller blocks would save nothing
-        costs[k, side] = side_cost(k, side)
-    return [(blocks[k][0], blocks[k][1]) if k in blocks else (1, 1) for k in range(len(shapes))]
+    def entry(k: int, side: int) -> tuple[int, float, int, int]:
+        return -max(blocks[k][side], MEMORY_BOUND), -side_cost(k, side), k, side
+
+    # a heap, because a search of all sides for every cut would take quadratic time
+    queue = [entry(k, side) for k in range(len(shapes)) for side in (0, 1) if blocks[k][side] > 1]
+    heapq.heapify(queue)
+    total = sum((Fraction(-negative_cost) for _, negative_cost, _, _ in queue), Fraction(0))  # exact, in any order
+    while queue and total > budget:
+        _, negative_cost, k, side = heapq.heappop(queue)
+        size = blocks[k][side]
+        blocks[k][side] = largest_divisor(shapes[k][side], size - 1) if size > MEMORY_BOUND else 1
+        total += Fraction(negative_cost) + Fraction(side_cost(k, side))
+        if blocks[k][side] > 1:
+            heapq.heappush(queue, entry(k, side))
+    return [(left, right) for left, right in blocks]

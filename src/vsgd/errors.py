@@ -13,6 +13,11 @@ def one_line(message: object) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message))
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra. The package is on no index, so it is installed from its source."""
+    return f"run `pip install '.[{extra}]'` in a clone of vsgd"
+
+
 @contextmanager
 def needs_extra(part: str, extra: str) -> Iterator[None]:
     """Around the imports of a part of the package: if a dependency is missing, say how to install it."""
@@ -21,5 +26,5 @@ def needs_extra(part: str, extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("vsgd"):
             raise
-        message = f"{part} needs {error.name}: pip install 'vsgd[{extra}]'"
+        message = f"{part} needs {error.name}: {install(extra)}"
         raise ModuleNotFoundError(message, name=error.name) from None

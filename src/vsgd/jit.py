@@ -79,7 +79,7 @@ def reached(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """A name for all that machine code depends on: texts, constants, and the order of fields in NamedTuples.
+    """A name for all that machine code depends on: texts, constants, and the fields of NamedTuples with their defaults.
 
     How it is sealed is part of it, so that versions that seal otherwise do not take each other's files for damaged.
     """
@@ -93,7 +93,7 @@ def digest(function: Callable[..., Any]) -> str:
                 parts.add(f"{each.__module__}.{each.__name__}: {name}={value!r}")
         for value in vars(sys.modules[each.__module__]).values():
             if isinstance(value, type) and hasattr(value, "_fields"):
-                parts.add(f"{value.__qualname__}{value._fields!r}")
+                parts.add(f"{value.__qualname__}{value._fields!r}{getattr(value, '_field_defaults', None)!r}")
     return hashlib.sha256("\0".join(sorted(parts)).encode()).hexdigest()[:16]
 
 

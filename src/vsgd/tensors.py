@@ -28,6 +28,10 @@ LEAST_NORM = 1e-30
 """Stands for the norm of a gradient that is zero."""
 
 
+ROUNDING = 1e-5
+"""A gradient whose norm is below this fraction of the largest is rounding, as that of a bias before BatchNorm."""
+
+
 class Totals(NamedTuple):
     """Numbers per tensor: sums over its coordinates, and more."""
 
@@ -108,9 +112,18 @@ def averaging_weight(seen: Array, window: Array, config: Networks) -> Array:
     return (seen >= config.bootstrap) / window + (seen < config.bootstrap)
 
 
-def weight_decay(strength: Array, step_size: Array, grad_size: Array) -> Array:
-    """ηλ of a tensor with λ = `strength`, where η = Σ|step| / Σ|∇| is its mean rate, limits included."""
-    return strength * step_size / larger(grad_size, LEAST_SIZE)
+def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
+    """Return the decay d of a tensor in θ ← (θ − step) / (1 + d): `strength` times the RMS of its step.
+
+    AdamW shrinks weights by `strength` times its learning rate, which is about the RMS of its steps, so a `strength`
+    chosen for AdamW has the same effect here. The RMS does not depend on the basis.
+
+    Args:
+        strength: weight decay as in AdamW.
+        step_norm_sq: squared norm of the tensor's step.
+        length: number of its coordinates.
+    """
+    return strength * square_root(step_norm_sq / length)
 
 
 def probe_seed(step: Any, place: int) -> Any:

@@ -30,7 +30,8 @@ def figures(arguments: argparse.Namespace) -> None:
         from vsgd_bench.report import html, markdown
         from vsgd_bench.reproduce import reproduce
     except ModuleNotFoundError as error:
-        raise UserError(f"the figures need {error.name}: pip install --editable '.[bench]' in the clone") from None
+        message = f"the figures need {error.name}: run `pip install --editable '.[bench]'` in the clone"
+        raise UserError(message) from None
 
     request = Request(runs=arguments.runs, updates=arguments.updates, seed=arguments.seed)
     with only_writer(arguments.out):

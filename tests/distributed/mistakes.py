@@ -4,38 +4,107 @@ from __future__ import annotations
 
 import json
 import traceback
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from processes import this_process
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vsgd.torch import VSGD
+import vsgd
+from vsgd.torch import VSGD, is_probing, replicas
 
-AVERAGED = ("empty batch", "empty rows", "averaged twice", "raises averaged", "raises later", "raises in backward")
+SETTINGS = {
+    "other lr": {"lr": 0.5},
+    "other weight decay": {"weight_decay": 0.25},
+    "other algorithm": {"algorithm": vsgd.PAPER},
+    "other constant": {"algorithm": vsgd.NETWORKS._replace(bootstrap=3)},
+    "other precision of state": {"compact": True},
+    "other direction": {"maximize": True},
+    "other samples": {"samples": "replicas"},
+}
+"""What the last process gives to VSGD and the others do not."""
+
+UNWRAPPED = ("other weights", "other shapes", "not averaged", "more micro-batches", "raises", "draws noise")
+REPLICAS = ("other weights", "other shapes", "averaged twice", "more micro-batches", "raises", "draws noise")
+ENDING = ("raises in backward", "raises before synchronized statistics")
+"""Mistakes that break the connections between the processes, so that these end."""
+
+
+class RaisingLayer(nn.Identity):
+    """Raises in the forward pass when it is told to."""
+
+    raises = False
+
+    def forward(self, x):
+        if self.raises:
+            fail()
+        return x
+
+
+class Synchronized(nn.Module):
+    """Waits for the other processes in its forward pass, as synchronized batch normalization does on a GPU."""
+
+    def forward(self, x):
+        total = x.detach().sum(0)
+        dist.all_reduce(total)
+        return x - 1e-3 * total
+
+
+def build(mistake: str, guilty: bool):
+    torch.manual_seed(1 if guilty and mistake == "other weights" else 0)
+    model: nn.Module = nn.Linear(4, 3, bias=not (guilty and mistake == "other shapes"))
+    if "statistics" in mistake:
+        norm = Synchronized() if mistake == "raises before synchronized statistics" else nn.BatchNorm1d(3)
+        model = nn.Sequential(model, RaisingLayer(), norm)
+    wrapped = model if mistake in UNWRAPPED else DistributedDataParallel(model)
+    settings = {"samples": "replicas"} if mistake in REPLICAS else {}
+    if mistake == "empty rows":
+        settings["per_sample"] = model
+    opt = VSGD(model.parameters(), **(settings | (SETTINGS.get(mistake, {}) if guilty else {})))
+    return model, wrapped, opt
+
+
+def change(mistake: str, model, opt) -> None:
+    """Do to one process between two steps what should be done to all."""
+    if mistake == "clears state":
+        opt.state.clear()
+    elif mistake == "loads alone":
+        opt.load_state_dict(opt.state_dict())
+    elif mistake == "sets weights":
+        with torch.no_grad():
+            model.weight.mul_(2)
+    elif mistake == "schedules lr":
+        opt.param_groups[0]["lr"] = 0.75
+    elif mistake == "schedules weight decay":
+        opt.param_groups[0]["weight_decay"] = 0.125
+    elif mistake == "adds a group":
+        opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    elif mistake == "no closure":
+        opt.step()
 
 
 def train(mistake: str, rank: int, guilty: bool) -> None:
-    torch.manual_seed(1 if guilty and mistake == "other weights" else 0)
-    model = nn.Linear(4, 3, bias=not (guilty and mistake == "other shapes"))
-    wrapped = DistributedDataParallel(model) if mistake in AVERAGED else model
-    minibatch = mistake == "not averaged" or (mistake in AVERAGED and mistake != "averaged twice")
-    opt = VSGD(
-        model.parameters(),
-        per_sample=model if mistake == "empty rows" else None,
-        samples="minibatch" if minibatch else "replicas",
-    )
+    model, wrapped, opt = build(mistake, guilty)
     torch.manual_seed(rank)
     own = torch.Generator().manual_seed(rank)
     for step in range(20):
         rows = 0 if guilty and step > 1 and "empty" in mistake else 8
         x, y = torch.randn(rows, 4), torch.randint(3, (rows,))
+        now = guilty and step == 4
+        if now:
+            change(mistake, model, opt)
 
-        def closure(x=x, y=y, step=step):
-            fails = guilty and step == 4 and "raises" in mistake
-            if fails and mistake in ("raises", "raises averaged"):
+        def closure(x=x, y=y, step=step, now=now):
+            fails = now and "raises" in mistake
+            if fails and ("raises before" in mistake) and "synchronized" not in mistake:
                 fail()
+            if guilty and step > 4 and is_probing() and mistake == "raises in a probe of running statistics":
+                fail()
+            if fails and mistake in ("raises in the forward pass of statistics", ENDING[1]):
+                model[1].raises = True
             opt.zero_grad()
             hidden = wrapped(x)
             noise = torch.rand((), generator=own) if guilty and mistake == "draws noise" else 1
@@ -45,9 +114,14 @@ def train(mistake: str, rank: int, guilty: bool) -> None:
             loss.backward()
             if fails:
                 fail()
-            return loss
+            if now and mistake == "gradient that is NaN":
+                model.weight.grad.fill_(torch.nan)
+            return loss * torch.nan if now and mistake == "loss that is NaN" else loss
 
-        opt.step([closure] * (2 if guilty and mistake == "more micro-batches" else 1))
+        count = 2 if (guilty and mistake == "more micro-batches") or "micro-batches of" in mistake else 1
+        loss = opt.step([closure] * count)
+        if "NaN" in mistake and step == 4:
+            raise AssertionError(f"loss {float(loss):.3f}, skipped {opt.info().skipped}")
 
 
 def fail(*_):
@@ -57,13 +131,15 @@ def fail(*_):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     process = this_process()
-    process.join(seconds=20)
+    ends = process.arguments[0] in ENDING
+    process.join(seconds=1000)  # much longer than the test waits
+    replicas.NOTIFY_TIMEOUT = timedelta(seconds=2 if ends else 300)
     told = {}
     for mistake in process.arguments:
         try:
             train(mistake, process.rank, process.rank == process.world - 1)
         except Exception as error:
-            if mistake == "raises in backward":
+            if ends:
                 raise
             told[mistake] = "".join(traceback.format_exception_only(error))
     (process.folder / f"told-{process.rank}.json").write_text(json.dumps(told))

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, is_probing
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,30 @@ def test_a_scaler_changes_nothing():
         accelerator.scaler.update()
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(one, two, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_the_loss_of_a_prepared_optimizer_is_last_loss(micro_batches):
+    """Accelerate's `step` returns None."""
+    accelerator = Accelerator(cpu=True)
+    model, batches = problem()
+    vsgd = VSGD(model.parameters())
+    assert vsgd.last_loss is None
+    model, opt, batches = accelerator.prepare(model, vsgd, batches)
+    losses = []
+
+    def closure(x, y):
+        loss = F.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        if not is_probing():
+            losses.append(loss.item())
+        return loss
+
+    batches = iter(batches)
+    for _ in range(10):
+        losses.clear()
+        opt.step([partial(closure, *batch) for batch in islice(batches, micro_batches)])
+        assert opt.optimizer.last_loss.item() == pytest.approx(sum(losses) / micro_batches)
 
 
 def test_accumulate_is_refused_before_a_batch_is_lost():

@@ -20,9 +20,9 @@ from vsgd.sklearn import VSGDClassifier, VSGDRegressor, fit_parts
 def client():
     options = {"dashboard_address": None, "host": "127.0.0.1", "silence_logs": 50}
     with (
-        dask.config.set({"distributed.comm.timeouts.connect": "30s", "distributed.scheduler.worker-ttl": None}),
+        dask.config.set({"distributed.comm.timeouts.connect": "300s", "distributed.scheduler.worker-ttl": None}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **options) as cluster,
-        Client(cluster, timeout="30s") as client,
+        Client(cluster, timeout="300s") as client,
     ):
         yield client
 

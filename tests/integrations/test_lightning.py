@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from functools import partial
 
 import lightning.pytorch as lightning
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
 
 from vsgd import NETWORKS
@@ -27,6 +29,12 @@ def data():
     return TensorDataset(x, (x[:, :3].sum(1) > 0).long())
 
 
+class Evaluations:
+    """Counts all evaluations: only plain attributes of the module are restored after a second one."""
+
+    count = 0
+
+
 class Module(VSGDMixin, lightning.LightningModule):
     def __init__(self, skipped=(), dropout=0.0):
         super().__init__()
@@ -36,9 +44,11 @@ class Module(VSGDMixin, lightning.LightningModule):
         self.metrics = MetricCollection({"mean": MeanMetric()})
         self.skipped = skipped
         self.losses, self.samples, self.calls = [], 0, 0
+        self.evaluations = Evaluations()
 
     def training_step(self, batch, batch_idx):
         self.calls += 1
+        self.evaluations.count += 1
         if batch_idx in self.skipped:
             return None
         x, y = batch
@@ -69,16 +79,16 @@ class Watch(lightning.Callback):
         self.before_steps += 1
 
 
-def fit(module, path, checkpoint=None, **given):
+def fit(module, path, dataset=None, callbacks=(), checkpoint=None, watched=True, **given):
     torch.manual_seed(1)
     watch = Watch()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     trainer = lightning.Trainer(
         **{"max_epochs": 1, "enable_checkpointing": False, **quiet, **given},
-        callbacks=[watch],
+        callbacks=[*callbacks, *([watch] if watched else [])],
         default_root_dir=path,
     )
-    trainer.fit(module, DataLoader(data(), BATCH), ckpt_path=checkpoint)
+    trainer.fit(module, DataLoader(dataset or data(), BATCH), ckpt_path=checkpoint)
     return trainer, watch
 
 
@@ -108,7 +118,7 @@ def test_everything_sees_the_first_evaluation_only(tmp_path):
     module = Module(dropout=0.3)
     trainer, watch = fit(module, tmp_path)
     batches = ROWS // BATCH
-    assert module.calls > batches, "some evaluations were at probed parameters"
+    assert module.evaluations.count > batches, "some evaluations were at probed parameters"
     assert module.samples == ROWS
     assert watch.logged == pytest.approx(module.losses)
     assert watch.outputs == pytest.approx(module.losses)
@@ -143,15 +153,11 @@ def test_a_run_equals_a_plain_loop(tmp_path, micro_batches, max_norm, dropout):
 def test_running_statistics_are_those_of_the_averaged_weights(tmp_path, algorithm, moves):
     """The last batch of each step moves them, the only one that the optimizer itself evaluates."""
 
-    class Normalized(Module):
-        def __init__(self):
-            super().__init__()
-            self.layers.insert(1, nn.BatchNorm1d(16))
-
+    class Chosen(Normalized):
         def configure_optimizers(self):
             return VSGD(self.parameters(), algorithm=algorithm)
 
-    module = Normalized()
+    module = Chosen()
     trainer, _ = fit(module, tmp_path, max_epochs=3, accumulate_grad_batches=2)
     assert trainer.global_step == 30
     assert module.layers[1].num_batches_tracked == moves
@@ -194,9 +200,78 @@ def test_resumes_to_the_bit(tmp_path):
     fit(through, tmp_path, max_epochs=2, accumulate_grad_batches=2)
     trainer, _ = fit(again, tmp_path, accumulate_grad_batches=2)
     trainer.save_checkpoint(tmp_path / "half.ckpt")
-    fit(resumed, tmp_path, tmp_path / "half.ckpt", max_epochs=2, accumulate_grad_batches=2)
+    fit(resumed, tmp_path, checkpoint=tmp_path / "half.ckpt", max_epochs=2, accumulate_grad_batches=2)
     assert_equal(through, resumed)
     assert resumed.losses == through.losses[20:]
+
+
+class Normalized(Module):
+    def __init__(self):
+        super().__init__()
+        self.layers.insert(1, nn.BatchNorm1d(16))
+
+
+@pytest.mark.parametrize(("rows", "micro_batches"), [(ROWS, 1), (ROWS, 2), (BATCH, 1)])
+def test_weight_averaging_updates_batch_norm_in_a_pass_without_backward(tmp_path, rows, micro_batches):
+    """Lightning adds an epoch without backward, to compute the statistics of BatchNorm at the averaged weights."""
+    averages = []
+
+    class Recording(lightning.Callback):
+        def on_train_epoch_start(self, trainer, module):
+            averages[:] = [copy.deepcopy(module.layers)]
+
+    module = Normalized()
+    callbacks = [StochasticWeightAveraging(swa_lrs=1.0, swa_epoch_start=2), Recording()]
+    dataset = Subset(data(), range(rows))
+    trainer, _ = fit(module, tmp_path, dataset, callbacks, max_epochs=4, accumulate_grad_batches=micro_batches)
+    batches = rows // BATCH
+    opt = trainer.optimizers[0]
+    assert opt.param_groups[0]["steps"] == 4 * batches // micro_batches
+    assert module.samples == 5 * rows, "each batch is evaluated once in the last epoch"
+    assert_equal(module.layers, averages[0])
+    norm = module.layers[1]
+    assert norm.num_batches_tracked == batches
+    inputs = [module.layers[0](x).detach() for x, _ in DataLoader(dataset, BATCH)]
+    torch.testing.assert_close(norm.running_mean, torch.stack([each.mean(0) for each in inputs]).mean(0))
+    torch.testing.assert_close(norm.running_var, torch.stack([each.var(0) for each in inputs]).mean(0))
+
+
+def test_weight_averaging_without_the_mixin_names_it(tmp_path):
+    class Plain(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 2))
+
+        def training_step(self, batch, batch_idx):
+            return F.cross_entropy(self.layers(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return VSGD(self.parameters())
+
+    averaging = StochasticWeightAveraging(swa_lrs=1.0, swa_epoch_start=1)
+    with pytest.raises(RuntimeError, match=r"left no gradient(.|\n)*vsgd\.integrations\.lightning\.VSGDMixin"):
+        fit(Plain(), tmp_path, callbacks=[averaging], watched=False, max_epochs=2)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_attributes_of_the_module_see_the_first_evaluation_only(tmp_path, micro_batches):
+    class Counting(Module):
+        def __init__(self):
+            super().__init__()
+            self.outputs, self.rows = [], {"train": defaultdict(int)}
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.outputs.append(loss.detach())
+            self.rows["train"]["seen"] += len(batch[0])
+            return loss
+
+    module = Counting()
+    fit(module, tmp_path, accumulate_grad_batches=micro_batches)
+    assert module.evaluations.count > ROWS // BATCH, "some evaluations were at probed parameters"
+    assert module.calls == ROWS // BATCH
+    assert [float(loss) for loss in module.outputs] == pytest.approx(module.losses)
+    assert module.rows == {"train": {"seen": ROWS}}
 
 
 def test_validation_between_micro_batches_sees_the_averaged_weights(tmp_path):
@@ -229,7 +304,7 @@ def test_other_optimizers_are_left_alone(tmp_path):
     module = Other()
     trainer, _ = fit(module, tmp_path, accumulate_grad_batches=2)
     assert trainer.global_step == 10
-    assert module.calls == 20
+    assert module.evaluations.count == 20
 
 
 def test_manual_optimization_with_a_closure(tmp_path):

@@ -62,7 +62,11 @@ def test_the_short_form_scales_the_loss():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [(None, r"step\(\) wants a function"), (lambda: None, "it must end with"), (lambda: torch.ones(3), "mean or sum")],
+    [
+        (None, r"^VSGD may need a second gradient.*\n\n    opt\.minimize\(lambda: "),
+        (lambda: None, "it must end with"),
+        (lambda: torch.ones(3), "mean or sum"),
+    ],
 )
 def test_the_short_form_wants_a_loss(wrong, message):
     model, _ = problem()
@@ -131,3 +135,30 @@ class TestGradientsFromOutside:
         for x, y in batches:
             first.minimize(lambda x=x, y=y: F.cross_entropy(one(x) + two(x), y))
             second.minimize(lambda x=x, y=y: F.cross_entropy(one(x) - two(x), y))
+
+
+def test_autocast_around_the_loop_is_not_mistaken_for_a_scaler():
+    model, _ = problem()
+    opt = VSGD(model.parameters())
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def train():
+        opt.step()
+
+    with pytest.raises(TypeError, match="computes the loss") as raised:
+        train()
+    assert "GradScaler" not in str(raised.value)
+
+
+def test_lazy_modules_train_after_their_first_call():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LazyLinear(16), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Dropout(0.1), nn.LazyLinear(2))
+    opt = VSGD(model.parameters())
+    x = torch.randn(64, 6)
+    y = (x[:, 0] > 0).long()
+    with pytest.raises(RuntimeError, match=r"6 of 6 parameters have no shape yet.*call the model once.*model\(x\)"):
+        opt.minimize(lambda: F.cross_entropy(model(x), y))
+    assert all(map(nn.parameter.is_lazy, model.parameters())), "the closure has not run"
+    model(x)
+    losses = [opt.minimize(lambda: F.cross_entropy(model(x), y)).item() for _ in range(40)]
+    assert losses[-1] < 0.3 < losses[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 
@@ -102,7 +103,7 @@ def test_a_closure_by_keyword_and_a_missing_one(model, tmp_path):
     for _ in range(5):
         opt.step(closure=closure)
     assert [r.step for r in read(tmp_path / "run.jsonl")] == [5]
-    with pytest.raises(TypeError, match="step\\(\\) wants a function"):
+    with pytest.raises(TypeError, match="takes a function that computes the loss"):
         opt.step()
 
 
@@ -121,6 +122,24 @@ def test_a_log_is_continued_and_other_files_are_left_alone(model, tmp_path):
     assert (tmp_path / "other.txt").read_text() == "mine"
     with pytest.raises(ValueError, match="every is 0"):
         RunLog(opt, path, every=0)
+
+
+@pytest.mark.parametrize("broken", [(), (12,)], ids=["no step skipped", "a step skipped"])
+def test_resumed_log_has_the_steps_of_an_uninterrupted_one(model, tmp_path, broken):
+    through, half = VSGD(model.named_parameters()), copy.deepcopy(model)
+    RunLog(through, tmp_path / "through.jsonl", every=10)
+    train(through, model, 40, broken=broken)
+    opt = VSGD(half.named_parameters())
+    RunLog(opt, tmp_path / "resumed.jsonl", every=10)
+    train(opt, half, 25, broken=broken)
+    resumed = VSGD(half.named_parameters())
+    resumed.load_state_dict(opt.state_dict())
+    RunLog(resumed, tmp_path / "resumed.jsonl", every=10)
+    train(resumed, half, 15)
+    steps = [record.step for record in read(tmp_path / "through.jsonl")]
+    assert [record.step for record in read(tmp_path / "resumed.jsonl")] == steps
+    assert steps == [10, 20 - len(broken), 30 - len(broken), 40 - len(broken)]
+    assert [record.steps for record in read(tmp_path / "resumed.jsonl")] == [10, 10, 5, 10]
 
 
 def test_a_log_that_cannot_be_written_does_not_end_the_training(model, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections import defaultdict, deque
 from functools import partial
 
 import peft
@@ -74,17 +76,25 @@ def arguments(path, **given):
     )
 
 
+class Evaluations:
+    """Counts all evaluations: only plain attributes of the trainer are restored after a second one."""
+
+    def __init__(self):
+        self.count, self.first_losses = 0, []
+
+
 class Recording(VSGDTrainer):
     """Keeps what every first evaluation was given and gave, and counts its samples."""
 
     def __init__(self, *args, **kwargs):
-        self.batches, self.losses, self.samples, self.calls = [], [], 0, 0
+        self.batches, self.losses, self.samples = [], [], 0
+        self.evaluations = Evaluations()
         super().__init__(*args, **kwargs)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         kept = {**inputs, "num_items_in_batch": num_items_in_batch}
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        self.calls += 1
+        self.evaluations.count += 1
         if not is_probing():
             self.batches.append(kept)
             self.losses.append(loss.item())
@@ -144,8 +154,93 @@ def test_what_is_logged_is_of_the_first_evaluations(tmp_path):
     trainer.train()
     assert logged(trainer, "loss") == pytest.approx(trainer.losses, rel=1e-3)  # Trainer rounds what it logs
     assert trainer.samples == 14 * 8
-    assert trainer.calls > 14, "some evaluations were at probed parameters"
-    assert set(logged(trainer, "learning_rate")) == {1.0}
+    assert trainer.evaluations.count > 14, "some evaluations were at probed parameters"
+
+
+class CountingTrainer(Trainer):
+    """Collects metrics in `compute_loss` as TRL's trainers do, and averages them when it logs."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._total_train_tokens = 0
+        self._recent = deque(maxlen=4)
+        self._total_loss = torch.zeros(())
+        self.evaluations = Evaluations()
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        self.evaluations.count += 1
+        if not is_probing():
+            self.evaluations.first_losses.append(loss.item())
+        tokens = inputs["input_ids"].numel()
+        self._total_train_tokens += tokens
+        self.state.num_input_tokens_seen += tokens
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        self._metrics["train"]["batch_loss"].append(loss.item())
+        self._recent.append(loss.item())
+        self._total_loss += loss.detach()
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, start_time=None):
+        means = {name: sum(values) / len(values) for name, values in self._metrics["train"].items()}
+        self._metrics["train"].clear()
+        super().log({**logs, **means}, start_time)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_counters_of_a_trainer_see_the_first_evaluations_only(tmp_path, micro_batches):
+    class Mixed(VSGDTrainerMixin, CountingTrainer):
+        pass
+
+    args = arguments(tmp_path, gradient_accumulation_steps=micro_batches)
+    trainer = Mixed(model=bert(), args=args, train_dataset=Sentences(classify=True))
+    trainer.train()
+    tokens = 8 * LENGTH * micro_batches
+    assert trainer.evaluations.count > 14 * micro_batches, "some evaluations were at probed parameters"
+    assert trainer.state.num_input_tokens_seen == trainer._total_train_tokens == 14 * tokens
+    assert logged(trainer, "num_tokens") == [tokens * (k + 1) for k in range(14)]
+    losses = trainer.evaluations.first_losses
+    means = [sum(losses[k : k + micro_batches]) / micro_batches for k in range(0, len(losses), micro_batches)]
+    assert logged(trainer, "batch_loss") == pytest.approx(means)
+    assert list(trainer._recent) == losses[-4:]
+    assert trainer._total_loss.item() == pytest.approx(sum(losses), rel=1e-5)
+
+
+def test_settings_of_other_optimizers_are_named_in_one_warning(tmp_path):
+    args = arguments(tmp_path, optim="adafactor", learning_rate=3e-4, adam_beta2=0.98, max_steps=1)
+    with pytest.warns(UserWarning, match="ignored") as found:
+        trainer = VSGDTrainer(model=bert(), args=args, train_dataset=Sentences(classify=True))
+    (message,) = [str(each.message) for each in found if "VSGDTrainer" in str(each.message)]
+    assert message.startswith(
+        "ignored in TrainingArguments: learning_rate=0.0003, optim='adafactor', adam_beta2=0.98. "
+        "VSGDTrainer trains with VSGD"
+    )
+    trainer.train()
+    assert trainer.vsgd.param_groups[0]["lr"] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        VSGDTrainer(model=bert(), args=arguments(tmp_path), train_dataset=Sentences(classify=True))
+
+
+def test_the_log_has_a_factor_and_no_learning_rate(tmp_path):
+    trainer = VSGDTrainer(
+        model=bert(), args=arguments(tmp_path, warmup_steps=4), train_dataset=Sentences(classify=True)
+    )
+    trainer.train()
+    assert logged(trainer, "lr_factor") == [0.0, 0.25, 0.5, 0.75] + [1.0] * 10
+    assert not logged(trainer, "learning_rate")
+
+
+def test_weight_decay_applies_to_the_parameters_that_trainer_decays(tmp_path):
+    given = {"model": bert(), "args": arguments(tmp_path, weight_decay=0.01), "train_dataset": Sentences(True)}
+    ours = VSGDTrainer(**given).create_optimizer()
+    theirs = Trainer(**given).create_optimizer()
+    for group, expected in zip(ours.param_groups, theirs.param_groups, strict=True):
+        assert group["weight_decay"] == expected["weight_decay"]
+        assert [id(p) for p in group["params"]] == [id(p) for p in expected["params"]]
+    names = dict(given["model"].named_parameters())
+    assert all(names[n] is p for g in ours.param_groups for n, p in zip(g["param_names"], g["params"], strict=True))
 
 
 def test_the_norm_that_is_logged_is_of_the_mean_over_micro_batches(tmp_path):
@@ -181,8 +276,44 @@ def test_options_of_trainer(tmp_path, given):
     losses = logged(trainer, "loss")
     assert sum(losses[-5:]) < sum(losses[:5])
     assert trainer.vsgd.info().skipped == 0
-    rates = logged(trainer, "learning_rate")
+    rates = logged(trainer, "lr_factor")
     assert (rates[-1] < 0.01) if "lr_scheduler_type" in given else (set(rates) == {1.0})
+
+
+class Comparisons(Dataset):
+    """Random words; the label is whether the first has a higher number than the last."""
+
+    def __init__(self, rows, seed):
+        self.words = torch.randint(20, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
+        self.labels = (self.words[:, 0] > self.words[:, -1]).long()
+
+    def __len__(self):
+        return len(self.words)
+
+    def __getitem__(self, k):
+        return {"input_ids": self.words[k], "labels": self.labels[k]}
+
+
+@pytest.mark.slow
+def test_usual_weight_decay_costs_little_accuracy(tmp_path):
+    def accuracy(weight_decay):
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        model = BertForSequenceClassification(BertConfig(vocab_size=20, max_position_embeddings=LENGTH, **sizes))
+        given = {"max_steps": 500, "per_device_train_batch_size": 32, "logging_steps": 100, "seed": 42}
+        trainer = VSGDTrainer(
+            model=model,
+            args=arguments(tmp_path, weight_decay=weight_decay, **given),
+            train_dataset=Comparisons(2000, seed=0),
+            eval_dataset=Comparisons(1000, seed=1),
+            compute_metrics=lambda found: {"accuracy": (found.predictions.argmax(1) == found.label_ids).mean()},
+        )
+        trainer.train()
+        return trainer.evaluate()["eval_accuracy"]
+
+    without, decayed = accuracy(0.0), accuracy(0.01)
+    assert without > 0.95
+    assert decayed > without - 0.02
 
 
 def test_a_loss_of_ones_own(tmp_path):

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint
 import pytest
+from flax import nnx
 from steps import batches, new_params, squared_error, step_of
 
 import vsgd.optax
@@ -64,9 +65,64 @@ def test_examples(name):
     assert float(re.search(r"accuracy on held-out digits ([\d.]+)$", lines[-1])[1]) > 0.93
 
 
-def test_the_example_in_the_documentation():
+def test_flax_layers_with_state_change_once_per_step():
+    """Both evaluations of a probe start from the state before the step; only the first one of the step is stored."""
+
+    class Network(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.BatchNorm(4, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+            self.out = nnx.Linear(4, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.out(self.dropout(self.norm(x)))
+
+    model, once = Network(nnx.Rngs(0)), Network(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, vsgd.optax.vsgd(), wrt=nnx.Param)
+    x = 3 + jax.random.normal(jax.random.key(1), (16, 4))
+    seen = []
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def loss(params):
+            network = nnx.merge(graph, params, rest, copy=True)
+            hidden = network.dropout(network.norm(x))
+            jax.debug.callback(lambda zeros: seen.append(np.asarray(zeros)), hidden == 0)
+            return (network.out(hidden) ** 2).mean(), nnx.state(network, nnx.Not(nnx.Param))
+
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (value, new_rest), grads = gradient(params)
+        optimizer.update(model, grads, grad_fn=lambda p: gradient(p)[1], value=value)
+        nnx.update(model, new_rest)
+
+    before = jax.tree.leaves(nnx.state(model, nnx.Param))
+    step(model, optimizer, x)
+    jax.effects_barrier()
+    once(x)
+    assert len(seen) == 3, "the gradient, and two for the curvature"
+    assert all((mask == seen[0]).all() for mask in seen)
+    stored, expected = (nnx.state(network, nnx.Not(nnx.Param)) for network in (model, once))
+    as_numbers = [
+        [
+            np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+            for x in leaves
+        ]
+        for leaves in (jax.tree.leaves(stored), jax.tree.leaves(expected))
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *as_numbers)
+    for _ in range(4):
+        step(model, optimizer, x)
+    after = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(before, after, strict=True))
+
+
+def test_the_examples_in_the_documentation():
     text = (ROOT / "docs" / "integrations.md").read_text().split("## JAX and optax")[1]
-    code = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     names: dict[str, object] = {}
-    exec(compile(code, "docs/integrations.md", "exec"), names)
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "docs/integrations.md", "exec"), names)
     assert names["error"] < 0.1
+    assert names["train_state"].step == 200
+    assert names["last"] < 0.5 * names["first"]

@@ -28,7 +28,7 @@ class Opened:
         size, scheme = {"width": width, "height": height}, "dark" if dark else "light"
         self.context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
         self.tab = self.context.new_page()
-        self.tab.set_default_timeout(10_000)
+        self.tab.set_default_timeout(300_000)
         self.said = []
         self.tab.on("console", lambda message: self.said.append(message.text))
         self.tab.on("pageerror", lambda error: self.said.append(str(error)))

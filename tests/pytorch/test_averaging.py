@@ -328,7 +328,7 @@ def test_a_checkpoint_has_the_factor_of_the_rates():
     other.load_state_dict(opt.state_dict())
     assert other.param_groups[0]["progress"] == opt.param_groups[0]["progress"]
     broken = opt.state_dict()
-    broken["param_groups"][0]["progress"] = [0.0, 0.0, 0.5]
+    broken["param_groups"][0]["progress"] = [0.0, 0.0, 0.5, 0.0]
     with pytest.raises(ValueError, match="'progress' of group 0 is"):
         other.load_state_dict(broken)
 
@@ -342,3 +342,17 @@ def test_rates_stay_where_a_table_learns():
     for _ in range(100):
         opt.minimize(lambda: (model(rows) - target).square().mean())
     assert opt.param_groups[0]["progress"][2] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("averaging", [1e12, 0.0, 0.0]), ("averaging", [2.0**40, 0.0, 0.0]), ("steps", 10**400), ("samples", 10**400)],
+)
+def test_a_checkpoint_with_impossible_numbers_is_refused(key, value):
+    model = network()
+    opt = VSGD(model.parameters())
+    train(model, opt, range(5))
+    broken = opt.state_dict()
+    broken["param_groups"][0][key] = value
+    with pytest.raises(ValueError, match="the state is damaged"):
+        opt.load_state_dict(broken)

@@ -126,7 +126,7 @@ def test_what_is_absent_is_told_in_a_line(tmp_path, capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "absent is left out: set VSGD_DATA to a folder that holds nowhere/to-be.found",
-        "uninstalled is left out: pip install no-such-package, or 'vsgd[compare]' for all",
+        "uninstalled is left out: pip install no-such-package",
     ]
     monkeypatch.setenv("VSGD_DATA", str(tmp_path))
     assert why_absent(ABSENT) == f"put nowhere/to-be.found into {tmp_path}, the folder that VSGD_DATA names"

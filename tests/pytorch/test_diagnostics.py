@@ -105,7 +105,7 @@ def test_a_line_for_every_tensor_that_learned():
         assert tensor.memory.low >= 1
         assert 0 <= tensor.outliers <= 1
     text = str(diagnosis)
-    assert len(text.splitlines()) == 6
+    assert len(text.splitlines()) == 7  # a title, four tensors, noise, memory
     assert "1.weight" in text
     assert "per_sample, or micro-batches" in text
     assert len(plot(diagnosis).axes) == 3
@@ -125,3 +125,70 @@ def test_tensorboard(tmp_path):
     found = events.EventAccumulator(str(tmp_path)).Reload()
     assert [e.step for e in found.Scalars("vsgd/rate/weight")] == [5, 10, 15, 20]
     assert "vsgd/noise_scale" in found.Tags()["scalars"]
+
+
+def test_long_names_do_not_break_the_columns():
+    layer = nn.Linear(3, 2)
+    opt = VSGD([("a" * 50, layer.weight), ("b", layer.bias)])
+    opt.minimize(lambda: layer(torch.ones(4, 3)).square().mean())
+    title, first, second = str(opt.info()).splitlines()[:3]
+    assert first.startswith("a" * 50 + "  ")
+    assert first.index("eigenbasis") == second.index("vector")
+    assert title.index("rate: 5 %") > 50
+
+
+@pytest.mark.parametrize(("rows", "unit"), [(True, "samples"), (False, "micro-batches")])
+def test_the_unit_of_the_noise_scale_is_what_a_sample_is(rows, unit):
+    torch.manual_seed(0)
+    layer = nn.Linear(20, 1, bias=False)
+    opt = VSGD(layer.parameters(), per_sample=layer if rows else None)
+    for _ in range(30):
+        batches = [1 + torch.randn(8, 20) for _ in range(1 if rows else 4)]
+        opt.minimize([lambda x=x: layer(x).mean() for x in batches])
+    assert f" {unit}, " in str(opt.info())
+
+
+def test_tensorboard_continues_the_steps_of_a_resumed_run():
+    class Writer:
+        def __init__(self):
+            self.steps = []
+
+        def add_scalar(self, name, value, step):
+            if name == "vsgd/skipped":
+                self.steps.append(step)
+
+    def train(opt, steps):
+        for _ in range(steps):
+            opt.minimize(lambda: model(torch.ones(8, 3)).square().mean())
+
+    model, writer = nn.Linear(3, 1), Writer()
+    opt = VSGD(model.named_parameters())
+    opt.register_step_post_hook(TensorBoard(writer, every=5))
+    train(opt, 12)
+    resumed = VSGD(model.named_parameters())
+    resumed.load_state_dict(opt.state_dict())
+    resumed.register_step_post_hook(TensorBoard(writer, every=5))
+    train(resumed, 8)
+    assert writer.steps == [5, 10, 15, 20]
+
+
+def test_a_bias_before_batchnorm_shows_no_rate_and_triggers_no_second_gradient():
+    """Its gradient is rounding, whose size varies from step to step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+    opt = VSGD(model.named_parameters())
+    calls = []
+    for step in range(60):
+        x = torch.randn(64, 6, generator=torch.Generator().manual_seed(step))
+
+        def loss(x=x):
+            calls.append(is_probing())
+            return (model(x)[:, 0] - x.sum(1)).square().mean()
+
+        opt.minimize(loss)
+    tensors = {tensor.name: tensor for tensor in opt.info().tensors}
+    assert tensors["0.bias"].rate == (0.0, 0.0, 0.0)
+    assert "rounding" in tensors["0.bias"].basis
+    assert 0 < tensors["0.weight"].rate.median < 100
+    # further calls: checks in two steps, probes in the first three and every tenth, two for running statistics
+    assert sum(calls) <= 2 + 3 + 6 + 2 + 3

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -160,7 +162,7 @@ class TestGroups:
         train(model, opt, range(15, 40))
         assert not torch.equal(model[2].weight, before)
 
-    def test_weight_decay_goes_with_the_mean_rate_of_the_tensor(self):
+    def test_weight_decay_shrinks_by_the_rms_of_the_step(self):
         results = []
         for decay in (0.0, 0.25):
             model = make_model(torch.float64)
@@ -171,14 +173,49 @@ class TestGroups:
             opt.step(closure_for(model, opt, 20, torch.float64))
             results.append(model[0].weight.detach() - before)
         plain, decayed = results
-        grad = model[0].weight.grad
-        rate = plain.abs().sum() / grad.abs().sum()  # the mean of the tensor
-        torch.testing.assert_close(decayed + before, (plain + before) / (1 + 0.25 * rate))
+        torch.testing.assert_close(decayed + before, (plain + before) / (1 + 0.25 * plain.square().mean().sqrt()))
 
-    @pytest.mark.parametrize("bad", [{"lr": -1.0}, {"weight_decay": -0.1}])
+    @pytest.mark.parametrize("bad", [{"lr": -1.0}, {"weight_decay": -0.1}, {"lr": math.nan}, {"lr": math.inf}])
     def test_bad_values_are_refused(self, bad):
-        with pytest.raises(ValueError, match="must be at least"):
+        with pytest.raises(ValueError, match="must be finite and at least 0"):
             VSGD(make_model().parameters(), **bad)
+
+    @pytest.mark.parametrize(("name", "value"), [("lr", math.nan), ("lr", math.inf), ("weight_decay", -1.0)])
+    def test_bad_values_set_between_steps_are_refused_and_nothing_changes(self, name, value):
+        model = make_model()
+        opt = VSGD(model.parameters())
+        train(model, opt, range(15))
+        before = copy.deepcopy(model.state_dict())
+        opt.param_groups[0][name] = value
+        with pytest.raises(ValueError, match=f"{name} is {value:g}, it must be finite and at least 0"):
+            train(model, opt, range(15, 16))
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+    def test_a_schedule_of_another_optimizer_gets_one_warning(self):
+        model = make_model()
+        opt = VSGD(model.parameters())
+        schedule = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1e-3, total_steps=100, cycle_momentum=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(40):
+                train(model, opt, [step])
+                schedule.step()
+        (warning,) = caught
+        assert "an lr of at most" in str(warning.message)
+
+    def test_a_warm_up_gets_no_warning(self):
+        model = make_model()
+        opt = VSGD(model.parameters())
+        schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1.0, t / 100))
+        for step in range(40):
+            train(model, opt, [step])
+            schedule.step()
+        assert opt.param_groups[0]["lr"] == 0.4
+
+    def test_a_learning_rate_in_a_group_gets_a_warning(self):
+        model = make_model()
+        with pytest.warns(UserWarning, match="lr=0.0001 multiplies the learning rates"):
+            VSGD([{"params": model[0].parameters(), "lr": 1e-4}, {"params": model[2].parameters()}])
 
     @pytest.mark.parametrize(("samples", "dtype"), [("replicas", torch.float16), ("minibatch", torch.bfloat16)])
     def test_a_reduce_dtype_that_does_nothing_or_overflows_is_refused(self, samples, dtype):

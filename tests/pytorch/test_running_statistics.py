@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vsgd import NETWORKS, PAPER
 from vsgd.torch import VSGD, is_probing, running
-from vsgd.torch.closure import saving_buffers
+from vsgd.torch.closure import saving_state
 
 FIRST, SECOND = [k for k in range(1000) if running.is_due(k)][:2]
 """Steps in which the closure is evaluated at the averaged weights."""
@@ -86,13 +86,13 @@ def test_corrected_statistics_are_those_of_a_layer_that_met_the_averaged_weights
         each(inputs(kind, "averaged", 0))
     both = []
     for weights in ("iterates", "averaged"):
-        with saving_buffers() as saved:
+        with saving_state() as saved:
             copy.deepcopy(norm)(inputs(kind, weights, 1))
         both.append(running.seen(saved))
     (iterate,), (average,) = (each.values() for each in both)
     assert iterate.values == (0 if momentum is None else inputs(kind, "iterates", 1).numel() / 6)
     correction = running.measured(iterate, average, norm.eps)._replace(trust=torch.tensor(0.0))
-    with saving_buffers() as saved:
+    with saving_state() as saved:
         for seed in range(2, 2 + calls):
             norm(inputs(kind, "iterates", seed))
     running.correct(layer_of(saved), correction, None)
@@ -105,7 +105,7 @@ def test_the_more_values_the_more_a_minibatch_at_the_averaged_weights_counts():
     trusts = []
     for rows in (10, 1000, 100_000):
         norm = nn.BatchNorm1d(3)
-        with saving_buffers() as saved:
+        with saving_state() as saved:
             norm(torch.randn(rows, 3))
         (found,) = running.seen(saved).values()
         trusts.append(float(running.measured(found, found, norm.eps).trust))
@@ -115,7 +115,7 @@ def test_the_more_values_the_more_a_minibatch_at_the_averaged_weights_counts():
 def test_trusted_statistics_are_what_was_seen_at_the_averaged_weights():
     norm = nn.BatchNorm1d(6).double()
     before = statistics(norm)
-    with saving_buffers() as saved:
+    with saving_state() as saved:
         norm(inputs(nn.BatchNorm1d, "iterates", 0))
     layer, (iterate,) = layer_of(saved), running.seen(saved).values()
     x = inputs(nn.BatchNorm1d, "averaged", 0)

@@ -206,3 +206,107 @@ def test_a_deep_network_learns_one_minibatch_by_heart(activation):
     losses = [float(opt.step(closure)) for _ in range(300)]
     assert max(losses) < 50
     assert losses[-1] < 0.5 * losses[0]
+
+
+class TestGradientsOfOthers:
+    """A step leaves on parameters that are not its own what one backward pass leaves."""
+
+    @pytest.mark.parametrize("steps", [1, 12])
+    def test_they_are_accumulated_once(self, steps):
+        torch.manual_seed(0)
+        model, head = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Linear(8, 3)
+        scale = torch.ones(3, requires_grad=True)
+        opt = VSGD(model.parameters())
+        for _ in range(steps):
+            head.weight.grad, head.bias.grad, scale.grad = None, torch.ones(3), torch.ones(3)
+            with opt.iterates():
+                expected = torch.autograd.grad(
+                    F.cross_entropy(head(model(X)) * scale, Y), [head.weight, head.bias, scale]
+                )
+            opt.minimize(lambda: F.cross_entropy(head(model(X)) * scale, Y))
+            torch.testing.assert_close(head.weight.grad, expected[0])
+            torch.testing.assert_close(head.bias.grad, expected[1] + 1)
+            torch.testing.assert_close(scale.grad, expected[2] + 1)
+
+    def test_a_failed_step_leaves_them_as_they_were(self):
+        torch.manual_seed(0)
+        model, head = nn.Linear(6, 8), nn.Linear(8, 3)
+        opt = VSGD(model.parameters())
+        head.weight.grad = before = torch.ones(3, 8)
+
+        def closure():
+            loss = F.cross_entropy(head(model(X)), Y)
+            loss.backward()
+            raise ValueError("broken")
+
+        with pytest.raises(ValueError, match="broken"):
+            opt.step(closure)
+        assert head.weight.grad is before
+        assert torch.equal(before, torch.ones(3, 8))
+        assert head.bias.grad is None
+
+
+class TestRepeatability:
+    def test_a_hidden_state_that_is_none_at_first_is_found_in_the_second_step(self):
+        torch.manual_seed(0)
+        model = nn.GRU(6, 4, batch_first=True)
+        hidden = None
+
+        def loss():
+            nonlocal hidden
+            out, new = model(X[:, None], hidden)
+            hidden = new.detach()
+            return out.square().mean()
+
+        def first_step():
+            nonlocal hidden
+            hidden = None
+            return loss()
+
+        opt = VSGD(model.parameters())
+        opt.minimize(first_step)
+        with pytest.raises(RuntimeError, match="does not compute the same"):
+            opt.minimize(loss)
+
+    def test_noise_that_starts_later_gets_a_warning(self):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        generator = torch.Generator().manual_seed(0)
+        opt = VSGD(model.parameters())
+        opt.minimize(lambda: F.cross_entropy(model(X), Y))
+        for group in opt.param_groups:
+            group["steps"] = 2000
+        with pytest.warns(UserWarning, match="does not compute the same"):
+            opt.minimize(lambda: F.cross_entropy(model(X + torch.randn(X.shape, generator=generator)), Y))
+
+    def test_gradients_after_a_check_are_those_of_the_first_call(self):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        opt = VSGD(model.parameters())
+        for _ in range(2):
+            opt.minimize(lambda: F.cross_entropy(model(X), Y))
+        with opt.iterates():
+            expected = torch.autograd.grad(F.cross_entropy(model(X), Y), [*model.parameters()])
+        for group in opt.param_groups:
+            group["steps"], group["unprobed"] = 2000, 1
+        opt.minimize(lambda: F.cross_entropy(model(X), Y))
+        torch.testing.assert_close([p.grad for p in model.parameters()], [*expected])
+
+
+def test_micro_batches_that_are_all_the_same_get_a_warning():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    opt = VSGD(model.parameters())
+    closures = []
+    for k in range(2):
+        part = X[16 * k : 16 * k + 16]
+        closures.append(lambda: model(part).square().mean())  # noqa: B023  # the mistake itself
+    with pytest.warns(UserWarning, match="each must bind its own batch"):
+        opt.minimize(closures)
+
+
+def test_gradients_too_small_to_be_squared_get_a_warning():
+    model = nn.Linear(6, 3)
+    opt = VSGD(model.parameters())
+    with pytest.warns(UserWarning, match="Multiply the loss by a constant"):
+        opt.minimize(lambda: 1e-18 * F.cross_entropy(model(X), Y))

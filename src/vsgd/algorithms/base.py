@@ -24,7 +24,11 @@ Config = TypeVar("Config", bound=tuple[Any, ...])
 
 
 def checked(**least: float) -> Callable[[type[Config]], type[Config]]:
-    """Class decorator for a NamedTuple of constants: a value that is not finite or below its least one is refused."""
+    """Return a class decorator for a NamedTuple of constants.
+
+    A value that is not finite or below its least one is refused. `repr` shows the constants that differ from their
+    defaults: `Networks(probe_interval=5.0)`.
+    """
 
     def decorate(fields: type[Config]) -> type[Config]:
         def new(cls: type[Config], *args: Any, **kwargs: Any) -> Config:
@@ -37,8 +41,16 @@ def checked(**least: float) -> Callable[[type[Config]], type[Config]]:
         def make(cls: type[Config], values: Iterable[Any]) -> Config:
             return new(cls, *values)
 
+        def show(config: Config) -> str:
+            defaults = fields._field_defaults  # type: ignore[attr-defined]
+            values = config._asdict().items()  # type: ignore[attr-defined]
+            changed = [f"{name}={value!r}" for name, value in values if name not in defaults or value != defaults[name]]
+            return f"{fields.__name__}({', '.join(changed)})"
+
         members = {"__slots__": (), "__doc__": fields.__doc__, "__module__": fields.__module__}
-        return type(fields.__name__, (fields,), {**members, "__new__": new, "_make": classmethod(make)})
+        return type(
+            fields.__name__, (fields,), {**members, "__new__": new, "_make": classmethod(make), "__repr__": show}
+        )
 
     return decorate
 

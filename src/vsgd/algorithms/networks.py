@@ -129,6 +129,12 @@ class Progress(NamedTuple):
     earlier: Array
     """The same over about the last quarter."""
     horizon: Array
+    spread: Array
+    """Mean distance of a loss from `earlier`."""
+
+
+LOSS_OUTLIER = 10.0
+"""A loss enters the averages of `Progress` at a distance of at most this many times the usual one."""
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------
@@ -287,8 +293,13 @@ def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Ne
     back later (Wu et al. 2018), and noise averages out. So the horizon grows as long as `bend`, ½ (θ−θ̄)ᵀ|H|(θ−θ̄),
     which is what noise costs, is less than the loss has fallen by lately, and shrinks twice as fast where it is more.
     """
+    deviation = (steps > 0) * (loss - state.earlier)
+    # without the limit, the average of the losses would need a power of the number of steps to forget an outlier
+    deviation = clip(deviation, LOSS_OUTLIER * state.spread + (state.spread == 0) * abs(deviation))
+    loss = (steps == 0) * loss + (steps > 0) * (state.earlier + deviation)
     recent = ema(state.recent, loss, 9 / (steps + 9))
     earlier = ema(state.earlier, loss, 3 / (steps + 3))
+    spread = ema(state.spread, abs(deviation), 3 / (steps + 3))
     pays = bend < earlier - recent
     horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
-    return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon))
+    return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon), spread)

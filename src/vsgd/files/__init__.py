@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vsgd.arguments import LARGEST_SEED, at_least
-from vsgd.errors import UserError
+from vsgd.errors import UserError, install
 from vsgd.files.settings import DEFAULT, MOST_HASH_BITS, columns_argument
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION
 
@@ -25,7 +25,7 @@ def later(name: str) -> Callable[[argparse.Namespace], None]:
         try:
             commands = importlib.import_module("vsgd.files.commands")
         except ModuleNotFoundError as error:
-            raise UserError(f"files need {error.name}: pip install 'vsgd[files]'") from None
+            raise UserError(f"files need {error.name}: {install('files')}") from None
         getattr(commands, name)(arguments)
 
     return run

@@ -31,44 +31,62 @@ with needs_extra("vsgd.integrations.lightning", "integrations"):
     from torch import Tensor
     from torchmetrics import Metric, MetricCollection
 
+from vsgd.integrations.bookkeeping import attributes_restored
 from vsgd.tensors import averages_iterates
 from vsgd.torch import VSGD, is_probing
-from vsgd.torch.closure import Closure, Saving, restore_buffers, saving_buffers
+from vsgd.torch.closure import Closure, SavedBuffer, Saving, restore_buffers, saving_state
 
 
-class NoLoss(Exception):
-    """`training_step` returned None: leave the batch out."""
+class NoBackward(Exception):
+    """Lightning evaluated a batch without a backward pass, so the batch cannot take part in a step.
+
+    Attributes:
+        buffers: buffers to keep, with their values after the evaluation.
+    """
+
+    def __init__(self, buffers: list[SavedBuffer]):
+        super().__init__("Lightning did not call backward")
+        self.buffers = buffers
 
 
 class MicroBatches(Callback):
-    """Batches whose gradients Lightning computes before the step, at the iterates, each of them a micro-batch."""
+    """Batches whose gradients Lightning computes before the step, at the iterates, each of them a micro-batch.
+
+    Lightning also has passes without backward: `StochasticWeightAveraging` updates the statistics of BatchNorm in one.
+    These leave no micro-batch, and their changes of buffers are kept.
+    """
 
     def __init__(self) -> None:
         self._closures: list[Closure] = []
         self._iterates = ExitStack()
         self._random: list[Any] = []
-        self._saved = Saving([], set(), {})
+        self._saved = Saving()
         self._stepped = False
+        self.had_backward = False
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._stepped = False
+        self.had_backward = False
         if (optimizer := accumulating(trainer)) is not None:
             self._iterates.enter_context(optimizer.iterates())
             self._random = [torch.get_rng_state(), torch.cuda.get_rng_state_all()]
-            self._saved = self._iterates.enter_context(saving_buffers())
+            self._saved = self._iterates.enter_context(saving_state())
 
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._iterates.close()
         optimizer = accumulating(trainer)
-        if self._stepped or optimizer is None:
+        if self._stepped or optimizer is None or (outputs and not self.had_backward):
             return
         if any(averages_iterates(group["algorithm"]) for group in optimizer.param_groups):
             # running statistics are to be those of the averaged weights, and this batch was evaluated at the iterates
             restore_buffers(each for each in self._saved.buffers if each.is_statistic)
         if outputs:
             self._closures.append(self._keep(trainer, module, outputs["loss"], batch, batch_idx))
+
+    def on_before_backward(self, trainer: Trainer, module: LightningModule, loss: Tensor) -> None:
+        self.had_backward = True
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         self._iterates.close()
@@ -96,7 +114,7 @@ class MicroBatches(Callback):
             else:
                 torch.set_rng_state(random[0])
                 torch.cuda.set_rng_state_all(random[1])
-                with metrics_set_aside(module):
+                with leaving_no_trace(module):
                     output = trainer.strategy.training_step(*arguments)
                 value = output["loss"] if isinstance(output, Mapping) else output
                 trainer.strategy.backward(value, optimizer)
@@ -109,10 +127,11 @@ class MicroBatches(Callback):
 class VSGDMixin:
     """In front of `LightningModule`, for automatic optimization with `VSGD`. Other optimizers are left alone.
 
-    `training_step` is called again in about a tenth of the batches, at other parameters. What it logs then is dropped,
-    metrics do not see it, and `outputs["loss"]` is the first loss; anything else that counts should ask
-    `vsgd.torch.is_probing()`. With `accumulate_grad_batches` each batch is a sample, and clipping is of each. A batch
-    for which `training_step` returns None is left out.
+    `training_step` is called a second time in about a tenth of the batches, at other parameters. The mixin drops what
+    this second call logs, and restores metrics, counters, lists and dictionaries that are attributes of the module.
+    `outputs["loss"]` is the first loss. Code that counts elsewhere should check `vsgd.torch.is_probing()`. With
+    `accumulate_grad_batches` each batch is a sample, and its gradient is clipped. A batch for which `training_step`
+    returns None takes no part in the step. Passes without backward, as of `StochasticWeightAveraging`, take no step.
     """
 
     trainer: Any
@@ -140,12 +159,15 @@ class VSGDMixin:
 
         def closure() -> Any:
             if is_probing():
-                with metrics_set_aside(self):
+                with leaving_no_trace(self):
                     loss = optimizer_closure.closure().loss  # unlike a call, leaves the outputs alone
             else:
-                loss = optimizer_closure()
-            if loss is None:
-                raise NoLoss
+                with saving_state() as saved:
+                    loss = optimizer_closure()
+                if loss is None:
+                    raise NoBackward([])
+                if not self._vsgd_micro_batches.had_backward:
+                    raise NoBackward(current_buffers(saved))
             multiply_gradients(self, trainer.accumulate_grad_batches)  # Lightning divides the loss by it
             if not is_probing():
                 for each in trainer.callbacks:
@@ -157,7 +179,8 @@ class VSGDMixin:
         earlier = self._vsgd_micro_batches.take()
         try:
             vsgd.step([*earlier, closure], scaler=scaler)
-        except NoLoss:
+        except NoBackward as evaluated:  # the step has restored everything
+            restore_buffers(evaluated.buffers)
             if not earlier:
                 return
             vsgd.step(earlier, scaler=scaler)
@@ -189,6 +212,19 @@ def clip(trainer: Any, module: Any) -> None:
     multiply_gradients(module, 1 / scale_of(trainer))
     module.configure_gradient_clipping(trainer.optimizers[0], limit, algorithm)
     multiply_gradients(module, scale_of(trainer))
+
+
+def current_buffers(saved: Saving) -> list[SavedBuffer]:
+    """Return the buffers that an evaluation has saved, with their present values."""
+    buffers = [(each.module, each.name, getattr(each.module, each.name)) for each in saved.buffers]
+    return [SavedBuffer(module, name, buffer, buffer.detach().clone()) for module, name, buffer in buffers]
+
+
+@contextmanager
+def leaving_no_trace(module: Any) -> Iterator[None]:
+    """Hide a second evaluation from the metrics and the attributes of a module."""
+    with metrics_set_aside(module), attributes_restored(module):
+        yield
 
 
 @contextmanager

@@ -31,6 +31,7 @@ with needs_extra("vsgd.integrations.run_log", "torch"):
     from torch import Tensor
 
     from vsgd.torch import VSGD, is_probing
+    from vsgd.torch.diagnostics import step_number
 
 Item = TypeVar("Item")
 
@@ -39,7 +40,10 @@ KEPT_RECORDS = 200
 
 
 class StepMeter:
-    """Collects the losses and counts the evaluations of an optimizer's steps; calls `due` after every so many."""
+    """Collect the losses and evaluations of an optimizer's steps, and call `due` at every multiple of `every` steps.
+
+    Steps are counted by the optimizer, so a resumed run has records at the same steps as an uninterrupted one.
+    """
 
     def __init__(self, opt: VSGD, every: int, due: Callable[[Record], None]):
         if every < 1:
@@ -82,7 +86,7 @@ class StepMeter:
 
     def _after(self, opt: VSGD, args: Any, kwargs: Any) -> None:
         self._steps += 1
-        if self._steps == self._every:
+        if step_number(opt.param_groups) % self._every == 0:
             self._due(self._record())
             self._forget()
 

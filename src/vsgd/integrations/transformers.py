@@ -13,6 +13,10 @@ are collected, and the last of them takes the step: every call of `training_step
 from __future__ import annotations
 
 import copy
+import dataclasses
+import warnings
+from contextlib import nullcontext
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -25,7 +29,11 @@ with needs_extra("vsgd.integrations.transformers", "integrations"):
     from torch.optim import Optimizer
     from transformers import SchedulerType, Trainer
 
+from vsgd.integrations.bookkeeping import attributes_restored
 from vsgd.torch import VSGD, is_probing
+
+IGNORED = ("optim", "optim_args", "optim_target_modules", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon")
+"""Fields of `TrainingArguments` that configure other optimizers."""
 
 
 class StepTaken(AcceleratedOptimizer):  # type: ignore[misc]
@@ -41,22 +49,34 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
+def ignored_arguments(args: Any) -> list[str]:
+    """Return the optimizer settings in `args` that differ from their defaults, as `name=value`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(args) if field.name in IGNORED}
+    given = {name: getattr(args, name) for name, default in defaults.items() if getattr(args, name) != default}
+    return [f"{name}={(value.value if isinstance(value, Enum) else value)!r}" for name, value in given.items()]
+
+
 class VSGDTrainerMixin:
     """In front of a Trainer class, lets it train with `VSGD`: `class MyTrainer(VSGDTrainerMixin, SFTTrainer): ...`
 
     Options of `VSGD` are given as `optimizer_cls_and_kwargs=(VSGD, {"compact": True})`, or an optimizer as
-    `optimizers=(VSGD(...), None)`. `learning_rate` is not used. The scheduler is constant, after a warm-up if one is
-    asked for, unless `lr_scheduler_type` names one other than Trainer's default, "linear".
+    `optimizers=(VSGD(...), None)`. `learning_rate`, `optim` and the settings of Adam are ignored with a warning.
+    `weight_decay` applies to the parameters that Trainer would decay. The scheduler is constant after `warmup_steps`,
+    unless `lr_scheduler_type` names one other than Trainer's default, "linear". It is a factor on the rates, which is
+    logged as `lr_factor`.
 
     Each of the `gradient_accumulation_steps` micro-batches is a sample; `max_grad_norm` clips the gradient of each. The
-    loss and the norm of the gradient that are logged are those of the first evaluations. A `compute_loss` that counts
-    or logs should ask `vsgd.torch.is_probing()`.
+    logged loss and gradient norm are those of the first evaluations. A second evaluation of `compute_loss` leaves the
+    attributes of the trainer and of its `state` unchanged: counters, and lists and dictionaries of metrics. Code that
+    counts elsewhere should check `vsgd.torch.is_probing()`.
     """
 
     model: Any
     args: Any
     accelerator: Any
     optimizer: Any
+    state: Any
+    get_decay_parameter_names: Any
     optimizer_cls_and_kwargs: Any
     is_deepspeed_enabled: bool
     is_fsdp_enabled: bool
@@ -71,6 +91,12 @@ class VSGDTrainerMixin:
             raise ValueError(
                 "VSGDTrainer works on one device and with DistributedDataParallel, not with sharded weights"
             )
+        if (ignored := ignored_arguments(self.args)) and self.args.process_index == 0:
+            warnings.warn(
+                f"ignored in TrainingArguments: {', '.join(ignored)}. VSGDTrainer trains with VSGD, which chooses its "
+                "learning rates itself; leave these arguments out",
+                stacklevel=2,
+            )
 
     @property
     def vsgd(self) -> VSGD:
@@ -82,15 +108,25 @@ class VSGDTrainerMixin:
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         self._vsgd_micro_batches: list[Any] = []
-        self.optimizer_cls_and_kwargs = self.optimizer_cls_and_kwargs or (VSGD, {})
-        if self.optimizer is None and self.args.weight_decay == 0:  # one group instead of Trainer's two
-            kind, options = self.optimizer_cls_and_kwargs
-            named = (self.model if model is None else model).named_parameters()
-            self.optimizer = kind([(name, p) for name, p in named if p.requires_grad], **options)
+        if self.optimizer is None:
+            kind, options = self.optimizer_cls_and_kwargs or (VSGD, {})
+            self.optimizer = kind(self._vsgd_groups(self.model if model is None else model), **options)
         super().create_optimizer(model)  # type: ignore[misc]
         if self.optimizer is self.vsgd:
             self.optimizer = StepTaken(self.optimizer, device_placement=False)
         return self.optimizer
+
+    def _vsgd_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Return the parameters with their names: one group, or with `weight_decay` those of Trainer."""
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if self.args.weight_decay == 0:
+            return [{"params": named}]
+        decayed = set(self.get_decay_parameter_names(model))
+        groups = [
+            {"params": [each for each in named if each[0] in decayed], "weight_decay": self.args.weight_decay},
+            {"params": [each for each in named if each[0] not in decayed], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
         asked = self.args.lr_scheduler_type
@@ -100,6 +136,12 @@ class VSGDTrainerMixin:
             return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
         finally:
             self.args.lr_scheduler_type = asked
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log the factor of the scheduler as `lr_factor`: it is not a learning rate."""
+        if "learning_rate" in logs:
+            logs = {"lr_factor" if name == "learning_rate" else name: value for name, value in logs.items()}
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Keep a micro-batch, or take the step if it is the last. The losses of all are returned with the last."""
@@ -118,7 +160,8 @@ class VSGDTrainerMixin:
         self, model: nn.Module, items: Any, count: int, grads: dict[Tensor, Tensor], inputs: Any
     ) -> Tensor:
         """The loss of a micro-batch and its gradient. Adds the latter to `grads` in a first evaluation."""
-        loss: Tensor = super().training_step(model, copy.copy(inputs), items)  # type: ignore[misc]
+        with attributes_restored(self, self.state) if is_probing() else nullcontext():
+            loss: Tensor = super().training_step(model, copy.copy(inputs), items)  # type: ignore[misc]
         for parameter in model.parameters():
             if (grad := parameter.grad) is not None:
                 if not is_probing():

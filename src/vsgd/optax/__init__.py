@@ -14,11 +14,13 @@
 Parameters are the iterates; their average is part of the state.
 """
 
+from vsgd.errors import install
+
 try:
     import jax  # noqa: F401
     import optax  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"vsgd.optax needs {error.name}: pip install 'vsgd[jax]'", name=error.name) from error
+    raise ImportError(f"vsgd.optax needs {error.name}: {install('jax')}", name=error.name) from error
 
 from vsgd.optax.coordinates import gradient_flops
 from vsgd.optax.samples import per_sample, unmasked

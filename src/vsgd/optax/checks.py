@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+def check_settings(lr: Any, weight_decay: Any, gradient_flops: Any) -> None:
+    """Check what is known now; `optax.inject_hyperparams` passes tracers, whose values are not."""
+    for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+        if not isinstance(value, jax.core.Tracer) and not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} is {value}, it must be finite and at least 0")
+    if isinstance(gradient_flops, jax.core.Tracer):
+        raise TypeError(
+            "gradient_flops decides the shapes of the state, so it cannot be traced; pass "
+            "static_args='gradient_flops' to optax.inject_hyperparams"
+        )
 
 
 def check_parameters(params: Any) -> None:

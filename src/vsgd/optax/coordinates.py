@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+import numpy as np
+from jax import Array
 
 from vsgd import eigenbasis
-from vsgd.algorithms import networks
 from vsgd.algorithms.networks import Networks
 from vsgd.eigenbasis import Basis
-from vsgd.optax.int64 import Int64
-from vsgd.tensors import Config, probe_seed
+from vsgd.tensors import Config
 
 ROWS = 128
 """A gradient is taken to cost as much as one of so many rows through dense layers, if nobody says what it costs."""
@@ -25,7 +24,7 @@ class Tensor(NamedTuple):
     """What is known of a parameter before its first value: shape, precision, and how its coordinates are rotated."""
 
     place: int
-    """Its number among all parameters, which the random signs of its probe depend on."""
+    """Its number among all parameters."""
     shape: tuple[int, ...]
     dtype: Any
     matrix: tuple[int, int]
@@ -62,27 +61,26 @@ def gradient_flops(grad_fn: Callable[..., Any], *args: Any) -> float:
     return float((analysis or {}).get("flops", 0.0))
 
 
-def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: float | None, seed: int) -> list[Tensor]:
+def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: float | None) -> list[Tensor]:
     """How parameters of these shapes and types are rotated, so that all of it costs at most a quarter of a gradient."""
     matrices = [matrix_shape(shape) for shape, _ in leaves]
     rotated = isinstance(config, Networks) and bool(config.eigenbasis)
     if flops is None:
         flops = 6.0 * ROWS * sum(math.prod(matrix) for matrix in matrices)
     blocks = eigenbasis.plan_blocks(matrices, flops) if rotated else [(1, 1)] * len(leaves)
-    first = seed << 20  # no two seeds share a place
     return [
-        Tensor(first + k, shape, dtype, matrix, sizes, rotated and (min(matrix) == 1 or sizes != (1, 1)))
+        Tensor(k, shape, dtype, matrix, sizes, rotated and (min(matrix) == 1 or sizes != (1, 1)))
         for k, ((shape, dtype), matrix, sizes) in enumerate(zip(leaves, matrices, blocks, strict=True))
     ]
 
 
 def new_basis(tensor: Tensor) -> Basis:
     """The identity in blocks. A side that stays as it is has one of a single number, since None is no leaf."""
-    sides = []
+    sides: list[Array] = []
     for width, size in zip(tensor.matrix, tensor.blocks, strict=True):
-        eye = jnp.eye(size, dtype=tensor.precision)
-        sides += [jnp.tile(eye, (width // size if size > 1 else 1, 1, 1))]
-        sides += [jnp.zeros_like(sides[-1])]
+        eye = np.eye(size, dtype=tensor.precision)  # made by NumPy, so that nothing is compiled
+        blocks = np.tile(eye, (width // size if size > 1 else 1, 1, 1))
+        sides += [jnp.array(blocks), jnp.array(np.zeros_like(blocks))]
     return Basis(*sides)
 
 
@@ -110,34 +108,37 @@ def _rotate(rotate: Callable[[Array, Basis], Array], tensor: Tensor, values: Arr
         return rotate(values.reshape(tensor.matrix), rotated_sides(tensor, basis)).reshape(tensor.shape)
 
 
-def turn(tensor: Tensor, basis: Basis, grad: Array, mean_grad: Array, step: Array) -> tuple[Basis, Array]:
-    """Let the basis follow a gradient, and ḡ turn with it. To be called where `eigenbasis.observes(step)`."""
-    if tensor.blocks == (1, 1):
-        return basis, mean_grad
+def observed_basis(tensor: Tensor, basis: Basis, grad: Array, step: Array) -> Basis:
+    """Return the basis whose covariances include this gradient. Call it where `eigenbasis.observes(step)`."""
     matrix = grad.reshape(tensor.matrix)
-
-    def refreshed(basis: Basis) -> tuple[Basis, Array]:
-        new = basis._replace(
-            left=basis.left if tensor.blocks[0] == 1 else eigenbasis.turned(basis.left, basis.left_cov, jnp),
-            right=basis.right if tensor.blocks[1] == 1 else eigenbasis.turned(basis.right, basis.right_cov, jnp),
-        )
-        return new, into(tensor, back(tensor, mean_grad, basis), new)
-
     with jax.default_matmul_precision("highest"):
-        basis = basis._replace(
+        return basis._replace(
             left_cov=_observed(basis.left_cov, matrix, step, tensor.blocks[0]),
             right_cov=_observed(basis.right_cov, matrix.mT, step, tensor.blocks[1]),
         )
-        new: tuple[Basis, Array] = lax.cond(eigenbasis.turns(step), refreshed, lambda basis: (basis, mean_grad), basis)
-    return new
 
 
 def _observed(cov: Array, side: Array, step: Array, size: int) -> Array:
     return cov if size == 1 else eigenbasis.observed(cov, side, step).astype(cov.dtype)
 
 
-def signs_of_size(tensor: Tensor, size: Array, step: Array) -> Array:
-    """δ of every coordinate: ± size, with random signs."""
-    index = jnp.arange(tensor.size, dtype=jnp.uint32)
-    bits = networks.random_bit(Int64.of(index), probe_seed(Int64.of(step), tensor.place)).low
-    return jnp.reshape(networks.probe(size.astype(tensor.precision), bits), tensor.shape)
+class Library:
+    """What `eigenbasis.turned` uses of `jax.numpy`. That takes a diagonal by gathering, which compiles slowly."""
+
+    finfo, sign, where = jnp.finfo, jnp.sign, jnp.where
+
+    class linalg:
+        qr = jnp.linalg.qr
+
+        @staticmethod
+        def diagonal(matrices: Array) -> Array:
+            return jnp.sum(matrices * jnp.eye(matrices.shape[-1], dtype=matrices.dtype), -1)
+
+
+def turned_basis(tensor: Tensor, basis: Basis) -> Basis:
+    """Return the basis turned towards the eigenvectors of its covariances."""
+    with jax.default_matmul_precision("highest"):
+        return basis._replace(
+            left=basis.left if tensor.blocks[0] == 1 else eigenbasis.turned(basis.left, basis.left_cov, Library),
+            right=basis.right if tensor.blocks[1] == 1 else eigenbasis.turned(basis.right, basis.right_cov, Library),
+        )

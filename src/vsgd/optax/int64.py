@@ -5,6 +5,7 @@ They have the operators that `networks.random_bit` and `tensors.probe_seed` use,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -28,6 +29,14 @@ class Int64:
         if isinstance(value, int):
             return Int64(jnp.uint32((value >> 32) & WORD), jnp.uint32(value & WORD))
         return Int64(jnp.zeros_like(value, jnp.uint32), value.astype(jnp.uint32))
+
+    @staticmethod
+    def array(values: Sequence[int]) -> Int64:
+        """Return an array of Python ints of any size."""
+        return Int64(
+            jnp.array([(value >> 32) & WORD for value in values], jnp.uint32),
+            jnp.array([value & WORD for value in values], jnp.uint32),
+        )
 
     def __add__(self, other: int | Int64) -> Int64:
         other = Int64.of(other)

@@ -15,13 +15,15 @@ from jax import Array, lax
 
 from vsgd import eigenbasis
 from vsgd.algorithms import networks, paper
-from vsgd.algorithms.networks import Averaging, Networks, Progress
+from vsgd.algorithms.networks import Averaging, Networks, Progress, TensorContext
 from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments, descend, ema, measured_curvature
 from vsgd.core import State as CoreState
 from vsgd.eigenbasis import Basis
 from vsgd.optax.checks import check_like_parameters
-from vsgd.optax.coordinates import Tensor, back, into, signs_of_size, turn
+from vsgd.optax.coordinates import Tensor, back, into, observed_basis, turned_basis
+from vsgd.optax.groups import Group
+from vsgd.optax.int64 import Int64
 from vsgd.optax.samples import GradFn, Params, SampleGradients
 from vsgd.tensors import (
     LEAST_NORM,
@@ -32,13 +34,27 @@ from vsgd.tensors import (
     expected_norm_sq,
     gradient_limit,
     learn_of,
+    probe_seed,
     probe_size,
     weight_decay,
 )
 
 
+class Settings(NamedTuple):
+    """Arguments of `vsgd` that are used in a step. All but `algorithm` may be traced."""
+
+    algorithm: Config
+    lr: Any
+    weight_decay: Any
+    seed: Any
+
+
 class State(NamedTuple):
-    """What the optimizer remembers. Trees have the structure of the parameters, and one array for each."""
+    """State of the optimizer.
+
+    Statistics of coordinates are tuples with one array per group of tensors, see `vsgd.optax.groups`. Trees have the
+    structure of the parameters.
+    """
 
     step: Array
     """Steps so far, without those that were skipped."""
@@ -47,51 +63,57 @@ class State(NamedTuple):
     seen: Array
     """Samples so far."""
     mean: Moments
-    """Four trees."""
-    memory: Params
-    totals: Params
-    """`Totals` of each tensor, as one array."""
+    """Four tuples."""
+    memory: tuple[Array, ...]
+    totals: tuple[Array, ...]
+    """`Totals` of the tensors of each group, one column per tensor."""
     basis: Basis
     """Four trees. A side that stays as it is has a basis of a single number."""
     average: Params
-    """The average of the iterates before the newest, the parameters, enters it with `weight`; None if there is none."""
+    """Tree: average of the iterates before the parameters, the newest, enter it with `weight`; None if not averaged."""
     weight: Array
     averaging: Averaging
     bend: Array
     """½ (θ−θ̄)ᵀ|H|(θ−θ̄), as it was at the last probe."""
     progress: Progress
     unprobed: Array
-    """Steps since the last that took a second gradient. Length scales are measured after that one."""
+    """Steps since the last probe. Length scales are measured after that one."""
 
 
 class Local(NamedTuple):
-    """One tensor in a step: what it remembers, and what the minibatch says of it."""
+    """A group of tensors in a step: its state, and the statistics of the minibatch."""
 
-    tensor: Tensor
-    theta: Array
-    average: Any
-    """None if iterates are not averaged."""
-    plain_grad: Array
-    """The mean gradient in the parameter's own coordinates; the rest is in those of its basis."""
+    group: Group
+    theta: list[Array]
+    offset: list[Array]
+    """θ − θ̄ per tensor; empty if iterates are not averaged."""
+    plain_grad: list[Array]
+    """Mean gradient of each tensor in its own coordinates; the rest is in those of the bases."""
+    basis: list[Basis]
     grad: Array
     grad_sq: Any
     """Mean square over the samples; None if the minibatch is one."""
+    norm_sq: Array
+    """Squared norm of the gradient of each tensor."""
     mean: Moments
-    """In the precision in which it is kept."""
+    """In the precision of the state."""
     memory: Array
     seen: Array
     totals: Totals
-    basis: Basis
+
+    @property
+    def precision(self) -> Any:
+        return self.group.tensors[0].precision
 
     @property
     def state(self) -> CoreState:
         """The statistics in the precision of the computation."""
-        mean = Moments(*(part.astype(self.tensor.precision) for part in self.mean))
+        mean = Moments(*(part.astype(self.precision) for part in self.mean))
         return CoreState(mean, self.memory, self.seen)
 
 
 class Learned(NamedTuple):
-    """What one tensor has learned from a minibatch."""
+    """New statistics of a group after a minibatch, and the step of each coordinate."""
 
     mean: Moments
     memory: Array
@@ -106,21 +128,21 @@ def curvature_dtype(tensor: Tensor, config: Config) -> Any:
 
 
 def take_step(
-    config: Config,
-    tensors: list[Tensor],
+    settings: Settings,
+    groups: list[Group],
     grads: Params,
     state: State,
     params: Params,
     grad_fn: GradFn,
     value: Array | None,
-    strength: float,
 ) -> tuple[Params, State]:
-    """The updates, to be added to the parameters, and the new state."""
+    """Return the updates, to be added to the parameters, and the new state."""
+    config = settings.algorithm
     structure: Any = jax.tree.structure(params)
     samples = grad_fn.count if isinstance(grad_fn, SampleGradients) else 1
     count = jnp.asarray(samples, state.seen.dtype)
-    work = collect(tensors, grads, state, params, grad_fn)
-    usable = all_of(is_usable(part, w.tensor) for w in work for part in (squared_norm(w.grad), w.grad_sq))
+    work, averages = collect(groups, grads, state, params, grad_fn)
+    usable = all_of(is_usable(part, w) for w in work for part in (w.norm_sq, w.grad_sq))
     if value is not None:
         usable &= jnp.isfinite(value)
     scales = lax.cond(
@@ -134,16 +156,18 @@ def take_step(
     # the compiler runs a branch on one processor, so there is only in it what is to be saved
     probed, usable = lax.cond(
         due,
-        lambda: measure(work, state, params, grad_fn, count, config),
+        lambda: measure(work, state, params, grad_fn, count, settings),
         lambda: ([(w.state.mean.curv, w.state.mean.curv_sq, w.totals.probe_size) for w in work], usable),
     )
     horizon = state.progress.horizon
-    learned = [learn(w, curvature, count * usable, horizon, config) for w, curvature in zip(work, probed, strict=True)]
+    learned = [
+        learn(w, curvature, count * usable, horizon, settings) for w, curvature in zip(work, probed, strict=True)
+    ]
     new_bend = lax.cond(due, lambda: bend(work, learned, state), lambda: state.bend)
     bases, means = turn_bases(work, learned, state, usable)
     averaging, progress = state.averaging, state.progress
     if isinstance(config, Networks) and state.average is not None:
-        gain = total(jnp.sum(w.plain_grad * (w.theta - w.average)) for w in work)
+        gain = total(w.group.sums(w.group.join(w.plain_grad) * w.group.join(w.offset)).sum() for w in work)
         averaging = networks.averaging(averaging, gain - new_bend, state.step + 1, config)
         weight = usable * averaging_weight(state.seen, state.averaging.window, config)
         if value is not None:
@@ -151,26 +175,24 @@ def take_step(
     else:
         weight = state.weight
 
-    def tree(leaves: Iterable[Any]) -> Params:
-        return structure.unflatten(leaves)
+    def tree(per_group: Iterable[Iterable[Any]]) -> Params:
+        return structure.unflatten(in_leaf_order(groups, per_group))
 
     def if_usable(new: Array, old: Array) -> Array:
         return jnp.where(usable, new, old).astype(old.dtype)
 
-    moves = (move(w, each.step, strength) for w, each in zip(work, learned, strict=True))
-    updates = [move.astype(w.tensor.dtype) for w, move in zip(work, moves, strict=True)]
-    return tree(updates), State(
+    return tree(moves(w, each.step, settings.weight_decay) for w, each in zip(work, learned, strict=True)), State(
         step=jnp.where(usable, optax.safe_increment(state.step), state.step),
         skipped=jnp.where(usable, state.skipped, optax.safe_increment(state.skipped)),
         seen=state.seen + count * usable,
-        mean=Moments(tree(means), *(tree(each.mean[k] for each in learned) for k in (1, 2, 3))),
-        memory=tree(each.memory for each in learned),
-        totals=tree(
+        mean=Moments(tuple(means), *(tuple(each.mean[k] for each in learned) for k in (1, 2, 3))),
+        memory=tuple(each.memory for each in learned),
+        totals=tuple(
             jnp.where(usable, jnp.stack(each.totals), jnp.stack(w.totals))
             for w, each in zip(work, learned, strict=True)
         ),
-        basis=Basis(*(tree(basis[k] for basis in bases) for k in range(len(Basis._fields)))),
-        average=None if state.average is None else tree(w.average for w in work),
+        basis=Basis(*(tree([basis[k] for basis in group] for group in bases) for k in range(len(Basis._fields)))),
+        average=None if state.average is None else tree(averages),
         weight=weight.astype(state.weight.dtype),
         averaging=jax.tree.map(if_usable, averaging, state.averaging),
         bend=if_usable(new_bend, state.bend),
@@ -179,44 +201,60 @@ def take_step(
     )
 
 
+def in_leaf_order(groups: list[Group], per_group: Iterable[Iterable[Any]]) -> list[Any]:
+    """Return values of the tensors of each group in the order of the leaves of the parameters."""
+    places = [tensor.place for group in groups for tensor in group.tensors]
+    values = [value for part in per_group for value in part]
+    return [value for _, value in sorted(zip(places, values, strict=True), key=operator.itemgetter(0))]
+
+
 # --- statistics ---------------------------------------------------------------------------------------------------
 
 
-def collect(tensors: list[Tensor], grads: Params, state: State, params: Params, grad_fn: GradFn) -> list[Local]:
-    """What there is of each tensor. The newest iterate, which is the parameter, enters its average."""
-    columns = (params, grads, *state.mean, state.memory, state.totals, *state.basis)
-    averages = [None] * len(tensors) if state.average is None else jax.tree.leaves(state.average)
-    work = []
-    for tensor, average, p, grad, *rest in zip(tensors, averages, *map(jax.tree.leaves, columns), strict=True):
-        dtype = tensor.precision
-        mean, (memory, totals), basis = Moments(*rest[:4]), rest[4:6], Basis(*rest[6:])
-        theta, plain = jnp.asarray(p, dtype), jnp.asarray(grad, dtype)
-        if average is not None:
-            average = ema(average, theta, state.weight.astype(dtype))
-        rotated, seen = into(tensor, plain, basis), state.seen.astype(dtype)
-        work.append(Local(tensor, theta, average, plain, rotated, None, mean, memory, seen, Totals(*totals), basis))
+def collect(
+    groups: list[Group], grads: Params, state: State, params: Params, grad_fn: GradFn
+) -> tuple[list[Local], list[list[Array]]]:
+    """Return the state and the gradients of each group, and the averages after the parameters have entered them."""
+    all_params, all_grads, *all_sides = map(jax.tree.leaves, (params, grads, *state.basis))
+    all_averages = jax.tree.leaves(state.average)
+    work, averages = [], []
+    for k, group in enumerate(groups):
+        dtype, places = group.tensors[0].precision, [tensor.place for tensor in group.tensors]
+        theta = [jnp.asarray(all_params[place], dtype) for place in places]
+        plain = [jnp.asarray(all_grads[place], dtype) for place in places]
+        basis = [Basis(*(side[place] for side in all_sides)) for place in places]
+        weight = state.weight.astype(dtype)
+        averages.append(
+            [ema(all_averages[place], p, weight) for place, p in zip(places, theta, strict=True) if all_averages]
+        )
+        offset = [p - average for p, average in zip(theta, averages[-1], strict=False)]
+        grad = group.join([into(*each) for each in zip(group.tensors, plain, basis, strict=True)])
+        mean, totals = Moments(*(part[k] for part in state.mean)), Totals(*state.totals[k])
+        norm_sq, seen = group.sums(grad * grad), state.seen.astype(dtype)
+        work.append(Local(group, theta, offset, plain, basis, grad, None, norm_sq, mean, state.memory[k], seen, totals))
     if isinstance(grad_fn, SampleGradients):
         squares = grad_fn.mean(lambda gradient_at: [g * g for g in in_coordinates(work, gradient_at(params))])
         work = [w._replace(grad_sq=square) for w, square in zip(work, squares, strict=True)]
-    return work
+    return work, averages
 
 
 def in_coordinates(work: list[Local], grads: Params) -> list[Array]:
-    """Gradients in the coordinates of the bases."""
+    """Return gradients in the coordinates of the bases, one array per group."""
     leaves = jax.tree.leaves(grads)
-    return [into(w.tensor, jnp.asarray(g, w.tensor.precision), w.basis) for w, g in zip(work, leaves, strict=True)]
+
+    def rotated(w: Local) -> Array:
+        pairs = zip(w.group.tensors, w.basis, strict=True)
+        return w.group.join([into(t, jnp.asarray(leaves[t.place], w.precision), basis) for t, basis in pairs])
+
+    return [rotated(w) for w in work]
 
 
-def is_usable(values: Array | None, tensor: Tensor) -> Array:
-    """Are all numbers finite, and small enough for what will be done with them?"""
+def is_usable(values: Array | None, w: Local) -> Array:
+    """Return whether all numbers are finite, and small enough to be divided by a squared probe."""
     if values is None:
         return jnp.asarray(True)
     largest = jnp.max(abs(values), initial=0)
-    return largest < gradient_limit(float(np.finfo(tensor.precision).max))
-
-
-def squared_norm(values: Array) -> Array:
-    return jnp.sum(values * values)
+    return largest < gradient_limit(float(np.finfo(w.precision).max))
 
 
 def all_of(answers: Iterable[Array]) -> Array:
@@ -228,22 +266,23 @@ def total(numbers: Iterable[Array]) -> Array:
 
 
 def length_scales(work: list[Local], state: State, value: Array | None, config: Config) -> list[Array]:
-    """The length scale of each tensor: the largest RMS so far, of the tensor or of all parameters together.
+    """Return the length scales of each group: the largest RMS so far, of a tensor or of all parameters together.
 
     Where all parameters are zero at the start it is how far, per coordinate, the loss takes to vanish at its slope.
     """
     if not isinstance(config, Networks):
         return [w.totals.scale for w in work]
-    size = sum(w.tensor.size for w in work)
-    norms = [squared_norm(w.theta) for w in work]
-    overall = total(norms) / size
+    size = sum(tensor.size for w in work for tensor in w.group.tensors)
+    joined = [w.group.join(w.theta) for w in work]
+    norms = [w.group.sums(theta * theta) for w, theta in zip(work, joined, strict=True)]
+    overall = total(norm.sum() for norm in norms) / size
     least = jnp.zeros_like(overall)
     if value is not None:
-        slope = jnp.sqrt(total(squared_norm(w.plain_grad) for w in work) * size)
+        slope = jnp.sqrt(total(w.norm_sq.sum() for w in work) * size)
         least = jnp.where(state.step == 0, abs(value) / jnp.maximum(slope, LEAST_NORM), 0)
 
     def scale_of(w: Local, norm: Array) -> Array:
-        rms = jnp.sqrt(jnp.maximum(norm / max(w.tensor.size, 1), overall))
+        rms = jnp.sqrt(jnp.maximum(norm / w.group.sizes, overall))
         scale = networks.length_scale(w.totals.scale, jnp.where(overall > 0, rms, least), config)
         return jnp.asarray(scale, w.totals.scale.dtype)
 
@@ -257,117 +296,168 @@ def probe_is_due(work: list[Local], state: State, count: Array, config: Config) 
     """By the schedule, because averages are just being started, or because a gradient is unusually long."""
     if isinstance(config, Paper):
         return jnp.asarray(paper.probe_due(0, config))
-    usual = all_of(~networks.is_long(squared_norm(w.grad), expected_norm_sq(w.totals, count), config) for w in work)
+    usual = all_of(~networks.is_long(w.norm_sq, expected_norm_sq(w.totals, count), config).any() for w in work)
     return jnp.asarray(networks.probe_due(state.unprobed, ~usual, config) | (state.seen < config.bootstrap))
 
 
 def measure(
-    work: list[Local], state: State, params: Params, grad_fn: GradFn, count: Array, config: Config
+    work: list[Local], state: State, params: Params, grad_fn: GradFn, count: Array, settings: Settings
 ) -> tuple[list[tuple[Array, Array, Array]], Array]:
-    """Mean h^fd and its mean square of each tensor, the size of its probe, and whether these numbers are usable."""
+    """Return mean h^fd, its mean square and the probe size of each group, and whether these numbers are usable.
+
+    Both gradients of a difference come from `grad_fn`. The one that was passed to `update` may have been clipped or
+    accumulated on its way.
+    """
     structure: Any = jax.tree.structure(params)
-    deltas, held = [], []
+    deltas, moved = [], []
     for w in work:
-        delta = offset(w, state, count, config)
-        probed = (w.theta + back(w.tensor, delta, w.basis)).astype(w.tensor.dtype)
-        deltas.append(delta if w.tensor.decoupled else probed.astype(w.tensor.precision) - w.theta)
-        held.append(probed)
-    there = structure.unflatten(held)
+        delta = offsets(w, state, count, settings)
+        shifts = [back(*each) for each in zip(w.group.tensors, w.group.split(delta), w.basis, strict=True)]
+        moved.append(shifts)
+        if not w.group.tensors[0].decoupled:
+            ends = [probed_point(*each, 1) for each in zip(w.group.tensors, w.theta, shifts, strict=True)]
+            delta = w.group.join([end.astype(w.precision) - p for end, p in zip(ends, w.theta, strict=True)])
+        deltas.append(delta)
+
+    def point(share: Any) -> Params:
+        ends = [
+            [probed_point(*each, share) for each in zip(w.group.tensors, w.theta, shifts, strict=True)]
+            for w, shifts in zip(work, moved, strict=True)
+        ]
+        return structure.unflatten(in_leaf_order([w.group for w in work], ends))
+
     if isinstance(grad_fn, SampleGradients):
+        there = point(1)
         diffs, squares = grad_fn.mean(lambda gradient_at: differences(work, gradient_at(params), gradient_at(there)))
     else:
-        second = grad_fn(there)
-        check_like_parameters("the result of grad_fn", second, params)
-        diffs = [b - w.grad for b, w in zip(in_coordinates(work, second), work, strict=True)]
+
+        def subtract(earlier: list[Array], share: Array) -> tuple[list[Array], None]:
+            grads = grad_fn(point(share))
+            check_like_parameters("the result of grad_fn", grads, params)
+            return [g - first for g, first in zip(in_coordinates(work, grads), earlier, strict=True)], None
+
+        # a loop of two turns, so that the gradient is compiled once
+        diffs, _ = lax.scan(subtract, [jnp.zeros_like(w.grad) for w in work], jnp.arange(2))
         squares = [diff * diff for diff in diffs]
-    usable = all_of(is_usable(square, w.tensor) for square, w in zip(squares, work, strict=True))
+    usable = all_of(is_usable(square, w) for square, w in zip(squares, work, strict=True))
     measured = []
     for w, diff, square, delta in zip(work, diffs, squares, deltas, strict=True):
         diff, square = jnp.where(usable, diff, 0), jnp.where(usable, square, 0)
-        size = jnp.sqrt(squared_norm(delta) / max(w.tensor.size, 1))
+        size = jnp.sqrt(w.group.sums(delta * delta) / w.group.sizes.astype(w.precision))
         measured.append((*measured_curvature(w.state.mean, diff, square, delta), size))
     return measured, usable
 
 
-def offset(w: Local, state: State, count: Array, config: Config) -> Array:
-    """δ of every coordinate."""
-    if isinstance(config, Paper):
-        return jnp.asarray(paper.probe(w.state, w.grad, count.astype(w.tensor.precision), config))
-    return signs_of_size(w.tensor, probe_size(w.totals.scale, config), state.step)
+def probed_point(tensor: Tensor, theta: Array, shift: Array, share: Any) -> Array:
+    """Return θ + share · shift in the precision of the parameter."""
+    return (theta + jnp.asarray(share, theta.dtype) * shift).astype(tensor.dtype)
+
+
+def offsets(w: Local, state: State, count: Array, settings: Settings) -> Array:
+    """Return δ of every coordinate, 0 where it is padding."""
+    if isinstance(settings.algorithm, Paper):
+        return jnp.asarray(paper.probe(w.state, w.grad, count.astype(w.precision), settings.algorithm))
+    places: Any = Int64.of(settings.seed) * (1 << 20) + Int64.array([tensor.place for tensor in w.group.tensors])
+    seeds = probe_seed(Int64.of(state.step), places)
+    seed = Int64(*w.group.spread(jnp.stack([seeds.high, seeds.low])))
+    bits = networks.random_bit(Int64.of(w.group.positions()), seed).low
+    size = w.group.spread(probe_size(w.totals.scale, settings.algorithm))
+    return jnp.where(w.group.is_padding(), 0, networks.probe(size, bits))
 
 
 def differences(work: list[Local], first: Params, second: Params) -> tuple[list[Array], list[Array]]:
-    """∇_{θ+δ} − ∇_θ of a sample, or its size where coordinates are not decoupled, and its square."""
+    """Return ∇_{θ+δ} − ∇_θ of a sample, or its size where coordinates are not decoupled, and its square."""
     pairs = zip(work, in_coordinates(work, first), in_coordinates(work, second), strict=True)
-    diffs = [b - a if w.tensor.decoupled else abs(b - a) for w, a, b in pairs]
+    diffs = [b - a if w.group.tensors[0].decoupled else abs(b - a) for w, a, b in pairs]
     return diffs, [diff * diff for diff in diffs]
 
 
 # --- learning -----------------------------------------------------------------------------------------------------
 
 
-def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, horizon: Array, config: Config) -> Learned:
+def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, horizon: Array, settings: Settings) -> Learned:
     """Learn from the minibatch, whose curvature is that of the averages so far if it was not measured.
 
     A count of 0 changes nothing, whatever the gradient is.
     """
-    state, kept = w.state, curvature_dtype(w.tensor, config)
+    config, state, kept = settings.algorithm, w.state, curvature_dtype(w.group.tensors[0], settings.algorithm)
     curv, curv_sq, size = measured
     totals = w.totals._replace(probe_size=size)
-    shared = context(totals, max(w.tensor.size, 1), config, horizon.astype(w.tensor.precision))
-    count = count.astype(w.tensor.precision)
+    per_tensor = context(totals, w.group.sizes.astype(w.precision), config, horizon.astype(w.precision))
+    shared = TensorContext(*w.group.spread(jnp.stack(per_tensor)))
+    count = count.astype(w.precision)
     grad = jnp.where(count > 0, w.grad, 0)
     grad_sq = grad * grad if w.grad_sq is None else jnp.where(count > 0, w.grad_sq, 0)
     batch = Moments(grad, grad_sq, curv, curv_sq)
-    new, info = learn_of(config, w.tensor.decoupled)(state, batch, count, config, shared)
-    step = networks.limited_step(info.rate, grad, state.mean.grad_sq, shared)
+    new, info = learn_of(config, w.group.tensors[0].decoupled)(state, batch, count, config, shared)
+    step = networks.limited_step(settings.lr * info.rate, grad, state.mean.grad_sq, shared)
     mean = new.mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
     rounded = w._replace(mean=mean).state.mean
-    totals = totals._replace(
-        grad_sq=jnp.sum(rounded.grad_sq),
-        signal=squared_norm(rounded.grad),
-        curv=jnp.sum(abs(rounded.curv)),
-        curv_sq=jnp.sum(rounded.curv_sq),
-    )
-    return Learned(mean, new.memory, step, totals)
+    sums = w.group.sums(jnp.stack([rounded.grad_sq, rounded.grad**2, abs(rounded.curv), rounded.curv_sq]))
+    totals = totals._replace(grad_sq=sums[0], signal=sums[1], curv=sums[2], curv_sq=sums[3])
+    return Learned(mean, new.memory, step.astype(w.precision), totals)
 
 
 def bend(work: list[Local], learned: list[Learned], state: State) -> Array:
-    """½ (θ−θ̄)ᵀ|H|(θ−θ̄), in coordinates in which H is nearly diagonal."""
+    """Return ½ (θ−θ̄)ᵀ|H|(θ−θ̄), in coordinates in which H is nearly diagonal."""
     if state.average is None:
         return state.bend
 
-    def of_tensor(w: Local, curv: Array) -> Array:
-        off = into(w.tensor, w.theta - w.average, w.basis)
-        return jnp.sum(abs(curv.astype(off.dtype)) * off * off) / 2
+    def of_group(w: Local, curv: Array) -> Array:
+        off = w.group.join([into(*each) for each in zip(w.group.tensors, w.offset, w.basis, strict=True)])
+        return w.group.sums(abs(curv.astype(off.dtype)) * off * off).sum() / 2
 
-    return total(of_tensor(w, each.mean.curv) for w, each in zip(work, learned, strict=True))
+    return total(of_group(w, each.mean.curv) for w, each in zip(work, learned, strict=True))
 
 
-def move(w: Local, step: Array, strength: float) -> Array:
-    """What is added to the parameter, in its own coordinates; weight decay with this `strength` included."""
-    plain = back(w.tensor, step, w.basis)
-    if strength == 0:
-        return -plain
-    decay = weight_decay(strength, jnp.sum(abs(step)), jnp.sum(abs(w.grad)))
-    return jnp.where(decay > 0, descend(w.theta, plain, decay) - w.theta, -plain)
+def moves(w: Local, step: Array, strength: Any) -> list[Array]:
+    """Return what is added to each parameter, in its own coordinates; weight decay with this `strength` included."""
+    plain = [back(*each) for each in zip(w.group.tensors, w.group.split(step), w.basis, strict=True)]
+    if isinstance(strength, int | float) and strength == 0:
+        new = [-each for each in plain]
+    else:
+        decays = weight_decay(strength, w.group.sums(step * step), w.group.sizes.astype(w.precision))
+        new = [
+            jnp.where(decay > 0, descend(p, each, decay) - p, -each)
+            for p, each, decay in zip(w.theta, plain, decays, strict=True)
+        ]
+    return [each.astype(tensor.dtype) for each, tensor in zip(new, w.group.tensors, strict=True)]
 
 
 def turn_bases(
     work: list[Local], learned: list[Learned], state: State, usable: Array
-) -> tuple[list[Basis], list[Array]]:
-    """The bases after the minibatch, and ḡ in them."""
+) -> tuple[list[list[Basis]], list[Array]]:
+    """Return the bases after the minibatch, and ḡ in them."""
     bases, means = [w.basis for w in work], [each.mean.grad for each in learned]
-    rotated = [k for k, w in enumerate(work) if w.tensor.blocks != (1, 1)]
+    is_rotated = [[tensor.blocks != (1, 1) for tensor in w.group.tensors] for w in work]
+    if not any(map(any, is_rotated)):
+        return bases, means
 
-    def turned() -> list[tuple[Basis, Array]]:
-        return [turn(work[k].tensor, bases[k], work[k].plain_grad, means[k], state.step) for k in rotated]
+    def observed() -> tuple[list[list[Basis]], list[Array]]:
+        new = [
+            [
+                observed_basis(tensor, basis, grad, state.step) if tensor.blocks != (1, 1) else basis
+                for tensor, basis, grad in zip(w.group.tensors, w.basis, w.plain_grad, strict=True)
+            ]
+            for w in work
+        ]
+        result: tuple[list[list[Basis]], list[Array]] = lax.cond(
+            eigenbasis.turns(state.step), lambda: turned(new), lambda: (new, means)
+        )
+        return result
 
-    def kept() -> list[tuple[Basis, Array]]:
-        return [(bases[k], means[k]) for k in rotated]
+    def turned(bases: list[list[Basis]]) -> tuple[list[list[Basis]], list[Array]]:
+        new_bases, new_means = [], []
+        for w, basis, mean, rotated in zip(work, bases, means, is_rotated, strict=True):
+            new = [turned_basis(*each) for each in zip(w.group.tensors, basis, strict=True)]
+            new_bases.append(new)
+            if any(rotated):
+                parts = zip(w.group.tensors, w.group.split(mean), basis, new, strict=True)
+                mean = w.group.join([into(t, back(t, part, before), after) for t, part, before, after in parts])
+            new_means.append(mean)
+        return new_bases, new_means
 
-    if rotated:
-        new = lax.cond(usable & eigenbasis.observes(state.step), turned, kept)
-        for k, (basis, mean) in zip(rotated, new, strict=True):
-            bases[k], means[k] = basis, mean
-    return bases, means
+    new: tuple[list[list[Basis]], list[Array]] = lax.cond(
+        usable & eigenbasis.observes(state.step), observed, lambda: (bases, means)
+    )
+    return new

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -15,44 +16,55 @@ from vsgd.algorithms.networks import NETWORKS, Averaging, Networks, Progress
 from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments, ema
 from vsgd.eigenbasis import Basis
-from vsgd.optax.checks import check_arguments, check_parameters
+from vsgd.optax.checks import check_arguments, check_parameters, check_settings
 from vsgd.optax.coordinates import Tensor, new_basis, plan
+from vsgd.optax.groups import Group, grouped
 from vsgd.optax.samples import GradFn, Params, explained_masks, is_masked
-from vsgd.optax.step import State, curvature_dtype, take_step
+from vsgd.optax.step import Settings, State, curvature_dtype, take_step
 from vsgd.tensors import Config, Totals, averages_iterates
 
 
 def vsgd(
-    algorithm: Config = NETWORKS, *, weight_decay: float = 0.0, seed: int = 0, gradient_flops: float | None = None
+    algorithm: Config = NETWORKS,
+    *,
+    lr: float = 1.0,
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    gradient_flops: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic gradient descent whose rates set themselves, one for each coordinate (Schaul & LeCun 2013).
 
     `update(grads, state, params, grad_fn=...)` takes a function that returns the gradient of the same minibatch at
-    other parameters. It is called where a second gradient is due, in about a tenth of the steps. With a `grad_fn` of
-    `per_sample` every row of the minibatch is a sample; otherwise the minibatch is. A step whose gradients are not
-    finite changes nothing but `State.skipped`. What `eval_params` returns are the weights to evaluate and save.
+    other parameters. In about a tenth of the steps it is called twice: at the parameters, and near them. With a
+    `grad_fn` of `per_sample` every row of the minibatch is a sample; otherwise the minibatch is. A step whose gradients
+    are not finite changes nothing but `State.skipped`. Evaluate and save the weights that `eval_params` returns.
 
     `update` also takes `value`, the loss, as other transformations do. With it rates may exceed those for a single step
     while the loss falls fast, and parameters that are all zero at the start have a length scale. It may be left out.
 
+    The curvature comes from two calls of `grad_fn`, not from `grads`. So `grad_fn` stays that of the plain loss where
+    `grads` are clipped in an `optax.chain`, or accumulated by `optax.MultiSteps`.
+
     Args:
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
-        weight_decay: λ, pulls parameters towards zero with the mean rate η of each tensor: θ ← (θ − η∇) / (1 + ηλ).
+        lr: a factor on the rates, for schedules with `optax.inject_hyperparams`. Not needed.
+        weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
+            for the step Δ of each tensor.
         seed: of the random signs of probes.
         gradient_flops: what a gradient costs, see `vsgd.optax.gradient_flops`. Rotations into the eigenbasis may take a
             quarter of it. By default that of 128 rows through dense layers with these parameters.
     """
     require(algorithm, Networks, Paper)
-    if not weight_decay >= 0:
-        raise ValueError(f"weight_decay is {weight_decay}, it must be at least 0")
+    check_settings(lr, weight_decay, gradient_flops)
+    settings = Settings(algorithm, lr, weight_decay, seed)
 
-    def tensors_of(params: Params) -> list[Tensor]:
+    def groups_of(params: Params) -> list[Group]:
         leaves = [(jnp.shape(p), jnp.result_type(p)) for p in jax.tree.leaves(params)]
-        return plan(leaves, algorithm, gradient_flops, seed)
+        return grouped(plan(leaves, algorithm, gradient_flops))
 
     def init(params: Params) -> State:
         check_parameters(params)
-        return new_state(params, tensors_of(params), algorithm)
+        return new_state(params, groups_of(params), algorithm)
 
     def update(
         grads: Params,
@@ -66,43 +78,58 @@ def vsgd(
         del extra_args  # of other transformations of a chain
         gradient_at = check_arguments(grads, params, grad_fn)
         with explained_masks(params):
-            return take_step(algorithm, tensors_of(params), grads, state, params, gradient_at, value, weight_decay)
+            return take_step(settings, groups_of(params), grads, state, params, gradient_at, value)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def new_state(params: Params, tensors: list[Tensor], config: Config) -> State:
-    """The state before the first step. No two arrays share memory, so that all may be donated."""
+def new_state(params: Params, groups: list[Group], config: Config) -> State:
+    """Return the state before the first step. No two arrays share memory, so that all may be donated."""
     structure: Any = jax.tree.structure(params)
+    leaves = jax.tree.leaves(params)
+    tensors = [tensor for group in groups for tensor in group.tensors]
 
-    def each(make: Callable[[Tensor, Array], Array]) -> Params:
-        return structure.unflatten(make(t, p) for t, p in zip(tensors, jax.tree.leaves(params), strict=True))
+    def filled(value: float, shape: tuple[int, ...], dtype: Any) -> Array:
+        return jnp.array(np.full(shape, value, dtype))  # made by NumPy, so that nothing is compiled
 
-    def zeros() -> Params:
-        return each(lambda tensor, p: jnp.zeros_like(p, tensor.precision))
+    def coordinates(value: float, dtype_of: Callable[[Tensor], Any]) -> tuple[Array, ...]:
+        return tuple(
+            filled(value, group.shape, dtype_of(group.tensors[0]))
+            if group.is_joined
+            else jnp.full_like(leaves[group.tensors[0].place], value, dtype_of(group.tensors[0]))
+            for group in groups
+        )
+
+    def precision(tensor: Tensor) -> Any:
+        return tensor.precision
+
+    def curvature(tensor: Tensor) -> Any:
+        return curvature_dtype(tensor, config)
 
     def number(value: float) -> Array:
-        return jnp.full((), value, jnp.result_type(float))
+        return filled(value, (), jnp.result_type(float))
 
-    def curvature() -> Params:
-        return each(lambda tensor, p: jnp.zeros_like(p, curvature_dtype(tensor, config)))
-
-    bases = [new_basis(tensor) for tensor in tensors]
+    bases = {tensor.place: new_basis(tensor) for tensor in tensors}
+    zeros = {t.place: jnp.zeros_like(leaves[t.place], t.precision) for t in tensors if averages_iterates(config)}
     window = config.min_window if isinstance(config, Networks) else 1.0
     return State(
-        step=jnp.zeros((), jnp.int32),
-        skipped=jnp.zeros((), jnp.int32),
+        step=filled(0, (), jnp.int32),
+        skipped=filled(0, (), jnp.int32),
         seen=number(0),
-        mean=Moments(zeros(), zeros(), curvature(), curvature()),
-        memory=each(lambda tensor, p: jnp.full_like(p, config.memory, tensor.precision)),
-        totals=each(lambda tensor, p: jnp.zeros(len(Totals._fields), tensor.precision)),
-        basis=Basis(*(structure.unflatten(basis[k] for basis in bases) for k in range(len(Basis._fields)))),
-        average=zeros() if averages_iterates(config) else None,
+        mean=Moments(*(coordinates(0, dtype_of) for dtype_of in (precision, precision, curvature, curvature))),
+        memory=coordinates(config.memory, precision),
+        totals=tuple(
+            filled(0, (len(Totals._fields), len(group.tensors)), precision(group.tensors[0])) for group in groups
+        ),
+        basis=Basis(
+            *(structure.unflatten(bases[k][side] for k in range(len(leaves))) for side in range(len(Basis._fields)))
+        ),
+        average=structure.unflatten(zeros[k] for k in range(len(leaves))) if averages_iterates(config) else None,
         weight=number(1),
         averaging=Averaging(number(window), number(0)),
         bend=number(0),
-        progress=Progress(number(0), number(0), number(1)),
-        unprobed=jnp.zeros((), jnp.int32),
+        progress=Progress(number(0), number(0), number(1), number(0)),
+        unprobed=filled(0, (), jnp.int32),
     )
 
 

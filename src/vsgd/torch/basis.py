@@ -58,10 +58,10 @@ def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:
     found, widths = basis_of(state), matrix_shape(parameter)
     sizes = [1 if q is None else q.shape[-1] for q in (found.left, found.right)]
     if sizes == [1, 1]:
-        return "as it is: a basis would cost too much"
+        return "as it is: a basis would take too much time"
     if tuple(sizes) == widths:
         return f"eigenbasis {sizes[0]} x {sizes[1]}"
-    return f"blocks of {sizes[0]} x {sizes[1]}: all of {widths[0]} x {widths[1]} would cost too much"
+    return f"blocks of {sizes[0]} x {sizes[1]}: {widths[0]} x {widths[1]} would take too much time or memory"
 
 
 def cost_of(parameter: Tensor, state: dict[str, Tensor]) -> float:

@@ -158,7 +158,9 @@ class BatchSizer(Sampler[list[int]]):
         if not seconds:  # a pass over the data is one step, whose time is not known
             return
         sizes = sorted(seconds)
-        rows = replicas.numbers(self.noise.variance, self.noise.signal, *(seconds[size] for size in sizes))
+        rows = replicas.numbers(
+            "batch size", self.noise.variance, self.noise.signal, *(seconds[size] for size in sizes)
+        )
         variance, signal, *times = (sum(column) / replicas.size for column in zip(*rows, strict=True))
         fixed, each = fitted_time(dict(zip(sizes, times, strict=True)))
         smallest, largest = self._limits

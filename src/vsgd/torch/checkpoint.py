@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import Networks
+from vsgd.algorithms.networks import Networks, Progress
 from vsgd.algorithms.paper import Paper
 from vsgd.tensors import LEAST_PROBE, UNLIMITED, Config, Totals
 from vsgd.torch.basis import matrix_shape
@@ -23,6 +24,9 @@ SIDES = ("left", "right")
 COUNTS = ("steps", "unprobed", "skipped", "skipped_in_a_row")
 SETTINGS = ("lr", "weight_decay")
 NUMBERS = ("samples", "gradient_flops")
+
+MAX_COUNT = 1 << 53
+"""Upper bound for counts of steps. Every whole number up to here is a float64."""
 
 LEAST = {"grad_sq": 0.0, "curv_sq": 0.0, "seen": 0.0, "steps": 0.0, "totals": 0.0}
 """Of the numbers of a state that cannot be less."""
@@ -73,6 +77,8 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
     begun = {p: state for p, state in states.items() if not is_blank(state)}
     copies = {p: {key: copied(key, value) for key, value in state.items()} for p, state in begun.items()}
     algorithms = [algorithm_of(group["algorithm"], place) for place, group in enumerate(found)]
+    for place, (group, algorithm) in enumerate(zip(found, algorithms, strict=True)):
+        check_window(group, algorithm, place)
     return Checkpoint(algorithms, copies, corrections_of(saved.get("statistics", {})))
 
 
@@ -113,14 +119,14 @@ def is_truth(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    return isinstance(value, int) and not is_truth(value) and value >= 0
+    return isinstance(value, int) and not is_truth(value) and 0 <= value <= MAX_COUNT
 
 
 def is_number(value: Any) -> bool:
     """Is this finite? A tensor of one number is a number, too, as a learning rate may be."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and value.dtype in DTYPES and not value.is_meta and bool(value.isfinite())
-    return isinstance(value, int | float) and not is_truth(value) and abs(value) < math.inf
+    return isinstance(value, int | float) and not is_truth(value) and abs(value) <= sys.float_info.max
 
 
 def is_setting(value: Any) -> bool:
@@ -129,17 +135,28 @@ def is_setting(value: Any) -> bool:
 
 
 def is_averaging(value: Any) -> bool:
-    """Window, advantage and bend of the average of the iterates."""
-    return are_three_numbers(value) and value[0] >= 1
+    """Return whether `value` has the window, advantage and curvature penalty of the average of the iterates."""
+    return are_numbers(value, 3) and bool(1 <= value[0] <= MAX_COUNT)
 
 
 def is_progress(value: Any) -> bool:
-    """Two averages of the loss, and the horizon of rates."""
-    return are_three_numbers(value) and bool(1 <= value[2] <= UNLIMITED)
+    """Return whether `value` has the fields of `networks.Progress` in their ranges."""
+    return are_numbers(value, len(Progress._fields)) and bool(1 <= value[2] <= UNLIMITED and value[3] >= 0)
 
 
-def are_three_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and all(map(is_number, value))
+def check_window(group: dict[str, Any], algorithm: Config, place: int) -> None:
+    """Refuse an averaging window that is longer than training can have made it: the average would not move."""
+    if isinstance(algorithm, Networks):
+        window, longest = group["averaging"][0], algorithm.min_window + (1 + algorithm.window_share) * group["steps"]
+        if window > longest:
+            raise refused(
+                f"the state is damaged: the averaging window of group {place} is {window:g} after {group['steps']} "
+                f"steps, it can be at most {longest:g}"
+            )
+
+
+def are_numbers(value: Any, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length and all(map(is_number, value))
 
 
 def algorithm_of(saved: dict[str, Any], place: int) -> Config:

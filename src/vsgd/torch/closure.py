@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import functools
-import signal
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from vsgd.torch.frameworks import SCALER, check_accumulation, remedy
+from vsgd.torch.interrupts import call_user
 
 Closure = Callable[[], Any]
-P = ParamSpec("P")
-T = TypeVar("T")
 
-NO_CLOSURE = """VSGD takes a second gradient where it needs one, so step() wants a function that computes the loss:
+NO_CLOSURE = """VSGD may need a second gradient of the same batch, so it takes a function that computes the loss:
+
+    opt.minimize(lambda: F.cross_entropy(model(x), y))    # instead of loss.backward() and opt.step()
+
+or, to change gradients before the step (clipping, for example):
 
     def closure():
         opt.zero_grad()
@@ -56,8 +57,6 @@ NORMALIZATIONS = (
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
 )
 """Layers whose buffers are statistics of what passes through them, used only when the model is evaluated."""
-
-DEFERRED = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1") if hasattr(signal, name)]
 
 _PROBING: ContextVar[bool] = ContextVar("vsgd_probing", default=False)
 
@@ -110,13 +109,17 @@ class Evaluation(NamedTuple):
     recording: Any
 
 
+class NotRepeatable(RuntimeError):
+    """A closure did not compute the same loss or gradient twice."""
+
+
 def check_repeatable(first: Evaluation, again: Evaluation) -> None:
     """Two evaluations at the same weights must agree, up to the rounding of parallel sums."""
     loss, other = float(first.loss), float(again.loss)
     if not abs(loss - other) <= 1e-3 * abs(loss) + 1e-12:
-        raise RuntimeError(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
+        raise NotRepeatable(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
     if first.grads.keys() != again.grads.keys():
-        raise RuntimeError(NOT_REPEATABLE.format(what="gradient", values="other parameters have one"))
+        raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values="other parameters have one"))
     pairs = {
         parameter: [each.to_dense() if each.is_sparse else each for each in (grad, again.grads[parameter])]
         for parameter, grad in first.grads.items()
@@ -127,7 +130,7 @@ def check_repeatable(first: Evaluation, again: Evaluation) -> None:
         tolerance = 0.1 if parameter.dtype in (torch.float16, torch.bfloat16) else 0.01
         # a gradient that is zero but for rounding, as that of a bias before BatchNorm, differs by all of it
         if not off <= tolerance * size + 1e-6 * longest + 1e-12:
-            raise RuntimeError(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
+            raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
 
 
 def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
@@ -141,47 +144,6 @@ def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
     same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
     if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
         raise RuntimeError(FORWARD_OUTSIDE)
-
-
-def without_grad(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.no_grad()`, but an interrupt in the midst of switching leaves no switch of torch or of this module on."""
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        enabled, saving = torch.is_grad_enabled(), _SAVING.get()
-        try:
-            with torch.no_grad():
-                return function(*args, **kwargs)
-        except BaseException:
-            with signals_deferred():
-                torch.set_grad_enabled(enabled)
-                _PROBING.set(False)
-                _SAVING.set(saving)
-            raise
-
-    return call
-
-
-@contextmanager
-def signals_deferred() -> Iterator[None]:
-    """Deliver signals that arrive within only afterwards: what happens within happens as a whole or not at all."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[tuple[int, Any]] = []
-    handlers: dict[int, Any] = {}
-    try:
-        for number in DEFERRED:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, lambda *arrived: pending.append(arrived))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number, frame in pending:
-            handlers[number](number, frame)
 
 
 class SavedBuffer(NamedTuple):
@@ -199,41 +161,92 @@ class SavedBuffer(NamedTuple):
         return isinstance(module, NORMALIZATIONS) and module.training and module.running_mean is not None
 
 
-class Saving(NamedTuple):
-    """Buffers saved so far, the modules (by `id`) whose buffers are among them, and what normalizations met."""
+def restore_buffers(saved: Iterable[SavedBuffer]) -> None:
+    """Restore buffers, also those that a module replaced by others."""
+    for module, name, buffer, value in saved:
+        buffer.detach().copy_(value)
+        if getattr(module, name) is not buffer:
+            setattr(module, name, buffer)
 
-    buffers: list[SavedBuffer]
-    covered: set[int]
-    values: dict[nn.Module, float]
-    """How many values of each channel came to a normalization at its last call; not known in compiled code."""
+
+class SavedGradient(NamedTuple):
+    """The gradient of a parameter of another optimizer, or of none, before a closure ran."""
+
+    parameter: Tensor
+    grad: Tensor | None
+    value: Tensor | None
+
+    def has_changed(self) -> bool:
+        """Return whether the closure has replaced or changed the gradient."""
+        if self.grad is None or self.value is None or self.parameter.grad is not self.grad:
+            return self.parameter.grad is not self.grad
+        return self.grad.is_sparse or not torch.equal(self.grad, self.value)
 
 
-def save_buffers(module: nn.Module, args: Any) -> None:
-    """Save the buffers of a module that is about to be called, and of its parts."""
+class Saving:
+    """What an evaluation may change besides the gradients of the optimizer's own parameters, as it was before."""
+
+    def __init__(self, own: Collection[Tensor] = ()):
+        self.own = own
+        """Parameters of the optimizer, whose gradients are not saved."""
+        self.modules: dict[int, nn.Module] = {}
+        """Modules that were called, and their parts, by `id`."""
+        self.buffers: list[SavedBuffer] = []
+        self.gradients: list[SavedGradient] = []
+        self.values: dict[nn.Module, float] = {}
+        """Values per channel that came to a normalization at its last call; not known in compiled code."""
+        self._saved: set[Tensor] = set()
+
+    def save_module(self, module: nn.Module) -> None:
+        """Save the buffers and gradients of a module that is about to be called, and of its parts."""
+        for part in module.modules():
+            self.modules[id(part)] = part
+            for name, buffer in part.named_buffers(recurse=False):
+                if not nn.parameter.is_lazy(buffer):
+                    self.buffers.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
+            self.save_gradients(part.parameters(recurse=False))
+
+    def save_gradients(self, tensors: Iterable[Tensor]) -> None:
+        """Save the gradients of leaf tensors that are not the optimizer's own."""
+        for tensor in tensors:
+            if tensor.requires_grad and tensor not in self.own and tensor not in self._saved:
+                self._saved.add(tensor)
+                value = None if tensor.grad is None else tensor.grad.detach().clone()
+                self.gradients.append(SavedGradient(tensor, tensor.grad, value))
+
+    def restore(self) -> None:
+        """Restore buffers and gradients."""
+        restore_buffers(self.buffers)
+        for parameter, grad, saved in self.gradients:
+            parameter.grad = grad
+            if grad is not None and saved is not None and grad.layout == torch.strided:
+                grad.detach().copy_(saved)
+            else:
+                parameter.grad = saved
+
+
+def save_module(module: nn.Module, args: Any) -> None:
+    """Save what a call of `module` may change."""
     if torch.compiler.is_compiling():
-        return  # a compiled module saves those of all its parts when it is called, before its graph runs
-    for buffers, covered, values in _SAVING.get():
+        return  # a compiled module saves that of all its parts when it is called, before its graph runs
+    for saving in _SAVING.get():
         if args and isinstance(module, NORMALIZATIONS):
-            values[module] = args[0].numel() / module.num_features
-        if id(module) not in covered:
-            for part in module.modules():
-                covered.add(id(part))
-                for name, buffer in part.named_buffers(recurse=False):
-                    if not nn.parameter.is_lazy(buffer):
-                        buffers.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
+            saving.values[module] = args[0].numel() / module.num_features
+        if id(module) not in saving.modules:
+            saving.save_module(module)
 
 
 @functools.cache
 def watch_modules() -> None:
-    """Have `save_buffers` called before every module, once and for all: a new hook would make torch compile anew."""
-    register_module_forward_pre_hook(save_buffers)
+    """Call `save_module` before every module. The hook stays, since adding one again would make torch recompile."""
+    register_module_forward_pre_hook(save_module)
 
 
 @contextmanager
-def saving_buffers() -> Iterator[Saving]:
-    """Save the buffers of every module that is called within, as they are before its first call in this thread."""
+def saving_state(own: Collection[Tensor] = ()) -> Iterator[Saving]:
+    """Save what closures may change within, as it is before the first call of each module in this thread."""
     watch_modules()
-    saving = Saving([], set(), {})
+    saving = Saving(own)
     token = _SAVING.set((*_SAVING.get(), saving))
     try:
         yield saving
@@ -241,28 +254,39 @@ def saving_buffers() -> Iterator[Saving]:
         _SAVING.reset(token)
 
 
-def restore_buffers(saved: Iterable[SavedBuffer]) -> None:
-    """Put buffers back, also those that a module replaced by others."""
-    for module, name, buffer, value in saved:
-        buffer.detach().copy_(value)
-        if getattr(module, name) is not buffer:
-            setattr(module, name, buffer)
+def leaves_of(loss: Any) -> list[Tensor]:
+    """Return the leaf tensors that a loss was computed from, as far as its graph is known."""
+    found, seen = [], set()
+    nodes = [loss.grad_fn] if isinstance(loss, Tensor) else []
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [each for each, _ in node.next_functions]
+            if hasattr(node, "variable"):
+                found.append(node.variable)
+    return found
 
 
 class Replay:
     """The evaluations of one minibatch: `first` runs the closure, `again` runs it without leaving a trace."""
 
-    def __init__(self, closure: Closure, devices: Iterable[torch.device]):
+    def __init__(self, closure: Closure, own: Collection[Tensor]):
         self._closure = closure
-        self._devices = [device for device in devices if device.type == "cuda"]
+        self._own = own
+        self._devices = [device for device in {p.device for p in own} if device.type == "cuda"]
         self._random_before: list[Tensor] = []
-        self.saved = Saving([], set(), {})
-        """Buffers as they were before the first evaluation."""
+        self._loss: Any = None
+        self.saved = Saving()
+        """Buffers and gradients as they were before the first evaluation."""
 
-    def first(self) -> Any:
+    def first(self, others: Iterable[Tensor] = ()) -> Any:
+        """Run the closure. Parameters of other optimizers are among `others` if their gradients may change."""
         self._random_before = self._random_state()
-        with saving_buffers() as self.saved, torch.enable_grad():
-            return self._closure()
+        with saving_state(self._own) as self.saved, torch.enable_grad():
+            self.saved.save_gradients(others)
+            self._loss = call_user(self._closure)
+            return self._loss
 
     def again(self, look: Callable[[Saving], None] | None = None) -> Any:
         """Run the closure once more. Before buffers are put back, one may `look` at what it did to them."""
@@ -271,14 +295,15 @@ class Replay:
         torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
         try:
             _PROBING.set(True)
-            with saving_buffers() as saved, torch.enable_grad():
+            with saving_state(self._own) as saved, torch.enable_grad():
                 try:
-                    result = self._closure()
+                    saved.save_gradients(leaves_of(self._loss))
+                    result = call_user(self._closure)
                     if look is not None:
                         look(saved)
                     return result
                 finally:
-                    restore_buffers(saved.buffers)
+                    saved.restore()
         except RuntimeError as error:
             if "backward through the graph a second time" in str(error):
                 raise RuntimeError(FORWARD_OUTSIDE) from error
@@ -290,8 +315,14 @@ class Replay:
             self._set_random_state(random_after)
 
     def undo(self) -> None:
-        """Take back what the first evaluation did to buffers, as a skipped step must."""
-        restore_buffers(self.saved.buffers)
+        """Take back what the first evaluation did to buffers and to gradients of others, as a skipped step must."""
+        self.saved.restore()
+
+    def rewind(self) -> None:
+        """Take back the first evaluation as a whole, if it has begun: what `undo` restores, and random numbers."""
+        self.undo()
+        if self._random_before:
+            self._set_random_state(self._random_before)
 
     def _random_state(self) -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from vsgd.algorithms.networks import Networks
 from vsgd.core import variance
+from vsgd.tensors import ROUNDING
 from vsgd.torch.basis import describe
 from vsgd.torch.engine import rates, state_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
+from vsgd.torch.shards import local_of
 from vsgd.torch.storage import block_of
 from vsgd.torch.work import horizon_of
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 
 QUANTILE_SAMPLE = 1_000_000
 """Quantiles of larger tensors are taken from so many of their coordinates, evenly spread."""
+
+
+NO_EFFECT = "no effect on the loss: the gradient is rounding"
+"""Shown for a bias before BatchNorm, for example. Its rate, which means nothing, is shown as 0."""
 
 
 class Quantiles(NamedTuple):
@@ -58,6 +64,14 @@ class Diagnosis(NamedTuple):
     samples_per_step: float
     skipped: int
     """Steps left out because something was not finite."""
+    sample: str
+    """What a sample is, in the plural: "samples" are rows of the minibatch; otherwise micro-batches, for instance."""
+    parameters: int
+    """Coordinates that have state, those of this process if parameters are sharded."""
+    state_bytes: int
+    """Memory of the tensors in `opt.state`, which are what a checkpoint holds."""
+    buffer_bytes: int
+    """Further memory that is kept between steps: averaged weights, and buffers for gradients of many tensors."""
 
     @property
     def batch_worth_using(self) -> float:
@@ -66,12 +80,13 @@ class Diagnosis(NamedTuple):
 
     def __str__(self) -> str:
         titles = ("rate: 5 %", "median", "95 %", "memory", "signal/noise", "outliers", "  coordinates")
+        width = max(28, *(len(t.name) + 2 for t in self.tensors)) if self.tensors else 28
         lines = [
-            f"{t.name:<28}{t.rate.low:>13.2g}{t.rate.median:>13.2g}{t.rate.high:>13.2g}{t.memory.median:>13.1f}"
+            f"{t.name:<{width}}{t.rate.low:>13.2g}{t.rate.median:>13.2g}{t.rate.high:>13.2g}{t.memory.median:>13.1f}"
             f"{t.signal_to_noise.median:>13.2g}{t.outliers:>13.1%}  {t.basis}"
             for t in self.tensors
         ]
-        head = f"{'tensor':<28}" + "".join(f"{title:>13}" for title in titles)
+        head = f"{'tensor':<{width}}" + "".join(f"{title:>13}" for title in titles)
         if not self.tensors:
             tail = "still starting: no tensor has learned yet"
         elif self.samples_per_step == 1:  # the averages of a single sample cannot show how small the signal is
@@ -79,15 +94,28 @@ class Diagnosis(NamedTuple):
         elif math.isinf(self.noise_scale):
             tail = "the gradient is lost in noise: larger batches would help, how much larger cannot be told"
         else:
-            tail = f"noise scale {self.noise_scale:.3g} samples, {self.batch_worth_using:.3g} times the present batch"
-        return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped"])
+            batches = self.batch_worth_using
+            tail = f"noise scale {self.noise_scale:.3g} {self.sample}, {batches:.3g} times the present batch"
+        return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped", self._memory_line()])
+
+    def _memory_line(self) -> str:
+        sizes = {"state": self.state_bytes, "buffers": self.buffer_bytes}
+        parameters = max(1, self.parameters)
+        return "; ".join(f"{name} {size:,} bytes, {size / parameters:.1f} a parameter" for name, size in sizes.items())
 
 
 def diagnose(
-    groups: list[dict[str, Any]], states: dict[Tensor, dict[str, Tensor]], outliers: dict[Tensor, Tensor], noise: Noise
+    groups: list[dict[str, Any]],
+    states: dict[Tensor, dict[str, Tensor]],
+    outliers: dict[Tensor, Tensor],
+    noise: Noise,
+    sample: str,
+    buffer_bytes: int,
 ) -> Diagnosis:
-    """All but the noise is read off the state; nothing else is computed for this during training."""
-    tensors, variance_sum, signal_sum = [], 0.0, 0.0
+    """Return the diagnosis. All but the noise is read off the state; training computes nothing else for it."""
+    tensors: list[TensorInfo] = []
+    norms_sq: list[float] = []
+    variance_sum, signal_sum = 0.0, 0.0
     for number, group in enumerate(groups):
         config = group["algorithm"]
         uses_basis = isinstance(config, Networks) and config.eigenbasis
@@ -100,6 +128,7 @@ def diagnose(
             sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
             variance_sum += float(sigma_sq.sum())
             signal_sum += float((state.mean.grad**2).sum())
+            norms_sq.append(float(state.mean.grad_sq.sum()))
             tensors.append(
                 TensorInfo(
                     name=names[index] if names else f"group {number}, parameter {index}",
@@ -114,11 +143,19 @@ def diagnose(
     scale = noise_scale(Noise(variance_sum, signal_sum))
     if noise.steps:
         scale = noise_scale(noise) if is_known(noise) else math.inf
+    least = ROUNDING**2 * max(norms_sq, default=0.0)
     return Diagnosis(
-        tensors=tensors,
+        tensors=[
+            tensor if norm_sq >= least else tensor._replace(rate=Quantiles(0.0, 0.0, 0.0), basis=NO_EFFECT)
+            for tensor, norm_sq in zip(tensors, norms_sq, strict=True)
+        ],
         noise_scale=scale,
         samples_per_step=max(group["samples"] for group in groups),
         skipped=groups[0]["skipped"],
+        sample=sample,
+        parameters=sum(local_of(parameter).numel() for parameter, state in states.items() if state),
+        state_bytes=sum(local_of(value).nbytes for state in states.values() for value in state.values()),
+        buffer_bytes=buffer_bytes,
     )
 
 
@@ -130,26 +167,33 @@ def _quantiles(values: Tensor) -> Quantiles:
     return Quantiles(*torch.quantile(values, values.new_tensor([0.05, 0.5, 0.95])).tolist())
 
 
+def step_number(param_groups: list[dict[str, Any]]) -> int:
+    """Return the number of calls of `step` since the beginning of the run, skipped steps included."""
+    return int(param_groups[0]["steps"] + param_groups[0]["skipped"])
+
+
 class TensorBoard:
-    """Writes the diagnosis to a `SummaryWriter` now and then:
+    """Write the diagnosis to a `SummaryWriter` after every `every` steps.
+
+    Steps are counted by the optimizer, so a run that resumes from a checkpoint continues the count.
 
     opt.register_step_post_hook(TensorBoard(SummaryWriter(), every=100))
     """
 
     def __init__(self, writer: Any, every: int = 100):
-        self._writer, self._every, self._steps = writer, every, 0
+        self._writer, self._every = writer, every
 
     def __call__(self, opt: VSGD, arguments: Any = (), keywords: Any = None) -> None:
-        self._steps += 1
-        if self._steps % self._every:
+        step = step_number(opt.param_groups)
+        if step % self._every:
             return
         diagnosis = opt.info()
-        self._writer.add_scalar("vsgd/noise_scale", diagnosis.noise_scale, self._steps)
-        self._writer.add_scalar("vsgd/skipped", diagnosis.skipped, self._steps)
+        self._writer.add_scalar("vsgd/noise_scale", diagnosis.noise_scale, step)
+        self._writer.add_scalar("vsgd/skipped", diagnosis.skipped, step)
         for tensor in diagnosis.tensors:
             for what in ("rate", "memory", "signal_to_noise"):
-                self._writer.add_scalar(f"vsgd/{what}/{tensor.name}", getattr(tensor, what).median, self._steps)
-            self._writer.add_scalar(f"vsgd/outliers/{tensor.name}", tensor.outliers, self._steps)
+                self._writer.add_scalar(f"vsgd/{what}/{tensor.name}", getattr(tensor, what).median, step)
+            self._writer.add_scalar(f"vsgd/outliers/{tensor.name}", tensor.outliers, step)
 
 
 def plot(diagnosis: Diagnosis) -> Figure:

@@ -138,8 +138,11 @@ def per_segment(sums: Any, pieces: Any, block: Block) -> Tensor:
     return torch.from_numpy(totals)
 
 
-def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> tuple[Any, Any]:
-    """Is every number usable, and is the gradient of any tensor unusually long? Rows are not asked."""
+def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool) -> tuple[Any, Any, Any]:
+    """Return whether every number is usable, the largest squared gradient norm, and that of unusually long gradients.
+
+    The norms are per segment. Rows of tables have no unusually long gradients.
+    """
     norms = numpy_if_cpu(squared_norms(batch.grad, block))
     limit = gradient_limit(torch.finfo(block.theta.dtype).max)
     usable = norms.max() < limit
@@ -150,10 +153,10 @@ def verdict(block: Block, batch: BatchStatistics, config: Config, by_rows: bool)
     if block.shards is not None:
         usable = block.shards.add_up(torch.as_tensor(usable == 0, dtype=torch.float64, device=block.theta.device)) == 0
     if by_rows or isinstance(config, Paper):
-        return usable, False
+        return usable, norms.max(), 0.0
     counts = numpy_if_cpu(batch.counts.to(block.totals.device))
     long = networks.is_long(norms, expected_norm_sq(Totals(*numpy_if_cpu(block.totals).T), counts), config)
-    return usable, (long & (counts > 0)).any()
+    return usable, norms.max(), (norms * (long & (counts > 0))).max()
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------
@@ -386,15 +389,11 @@ def averaging_weights(block: Block, counts: Tensor, window: float | None, config
     return averaging_weight(seen, window, config) * (count > 0)
 
 
-def weight_decay(block: Block, grad: Tensor, steps: Tensor, strength: float) -> Any:
-    """ηλ per segment, where η = Σ|step| / Σ|∇| is the mean rate of the segment, limits included."""
+def weight_decay(block: Block, steps: Tensor, strength: float) -> Any:
+    """Return the decay of each segment: `strength` times the RMS of its steps, as `tensors.weight_decay` defines it."""
     if strength == 0:
         return np.zeros(len(block.lengths))
-    moved, slope = (
-        summed(torch.stack([part.double().abs().sum() for part in values.split(block.lengths)]), block.shards)
-        for values in (steps, grad)
-    )
-    return decay_of(strength, numpy_if_cpu(moved), numpy_if_cpu(slope))
+    return decay_of(strength, *map(numpy_if_cpu, (squared_norms(steps, block), lengths_of(block))))
 
 
 def bend(block: Block, into: Callable[[Tensor], Tensor]) -> Tensor:

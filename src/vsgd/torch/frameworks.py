@@ -1,4 +1,4 @@
-"""Training frameworks that call the optimizer themselves: what to do there, as the last lines of an error."""
+"""Remedies for training frameworks that call the optimizer themselves, which errors append to their text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ REMEDIES = {
         "pass a closure that returns the loss: self.optimizers().step(closure)."
     ),
     ("accelerate",): "With Accelerate call accelerator.backward(loss) in the closure: optimizer.step(closure).",
-    ("torch.amp",): SCALER,
+    ("torch.amp.grad_scaler",): SCALER,
 }
-"""By module, the framework that is farthest out first: Trainer calls Accelerate, and Lightning a scaler."""
+"""Remedies by the modules on the call stack, outer ones first: Trainer calls Accelerate, and Lightning a scaler."""
 
 ACCUMULATES = (
     "Accelerate accumulates over {count} batches and calls step() for the last of them only, so the closures of the "
@@ -34,13 +34,13 @@ ACCUMULATES = (
 
 
 def is_calling(*names: str) -> bool:
-    """Is one of these modules on the call stack?"""
+    """Return whether one of these modules, or a part of it, is on the call stack."""
     modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None)}
     return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
 
 
 def remedy() -> str:
-    """What to do in the framework on the call stack, if there is one."""
+    """Return what to do in the framework on the call stack, or an empty text."""
     for names, text in REMEDIES.items():
         if is_calling(*names):
             return f"\n\n{text}"
@@ -48,7 +48,7 @@ def remedy() -> str:
 
 
 def check_accumulation(count: int) -> None:
-    """A single closure while `Accelerator.accumulate` leaves out steps: the batches of those would be lost."""
+    """Refuse a single closure while `Accelerator.accumulate` skips steps: the closures of these would never run."""
     state = sys.modules.get("accelerate.state")
     steps = 1 if state is None else state.GradientState().num_steps
     if steps > 1 and count == 1 and is_calling("accelerate"):

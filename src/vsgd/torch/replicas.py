@@ -1,53 +1,39 @@
-"""Other processes that train the same model: what they tell each other, so that all take the same step.
+"""Other processes that train the same model: the messages by which all of them take the same step.
 
 Every process evaluates its own part of the minibatch. All decisions of a step follow from numbers that are equal in all
-processes, so that collectives always pair up. Nothing outside this module and `statistics` knows of other processes.
+processes, so that collectives always pair up. Each message has a fixed length. It names the point of the step, says
+whether the sender has failed, and has a digest of the facts that must be equal (settings, counters, which parameters
+have a gradient). So processes that differ raise an error in the next message, whichever it is.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import traceback
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch import Tensor
 
-from vsgd.torch.closure import Evaluation
-from vsgd.torch.shards import is_sharded
-
-OTHER_MODEL = (
-    "process {other} does not have the same {what} as process 0, so the processes cannot train one model. Build the "
-    "model from the same seed, or wrap it in DistributedDataParallel, which copies the weights of process 0; resume "
-    "all processes from the same checkpoint."
+DIFFERENT = (
+    "process {other} differs from process 0 in {what}: {there} instead of {here}. All processes must train one model "
+    "with the same settings. Build it from the same seed, or wrap it in DistributedDataParallel, which copies the "
+    "weights of process 0. Load checkpoints and change settings, weights and state in all processes alike."
 )
 
-NOT_AVERAGED = (
-    "the gradients of process {other} are not those of process 0. Wrap the model in DistributedDataParallel, which "
-    'averages them, or say VSGD(..., samples="replicas"), which averages them itself. For processes that train models '
-    "of their own: VSGD(..., process_group=dist.new_group([dist.get_rank()], use_local_synchronization=True))."
+OUT_OF_STEP = (
+    "process {other} is at another point of the step than process 0: {there!r} instead of {here!r}. Closures must use "
+    "the same modules in all processes, and every process must call the optimizer equally often."
 )
-
-ALREADY_AVERAGED = (
-    'with samples="replicas" each process must leave its own gradient, but all have left the same one. If the '
-    "model is wrapped in DistributedDataParallel, let that not average: "
-    "model.register_comm_hook(None, vsgd.torch.local_gradients). Give each process its own part of the data."
-)
-
-OTHER_CLOSURES = "the processes gave different numbers of micro-batches ({counts}); give each as many closures"
-
-OTHER_GRADIENTS = (
-    "parameter {index} has a {kinds} gradient in different processes; it must be dense in all, or sparse in all, and "
-    "under DistributedDataParallel every process must have one"
-)
-
-KINDS = ("no", "dense", "sparse")
 
 PEER_LOST = "another process has ended or does not answer, look at its error: {lost}"
 
@@ -55,11 +41,40 @@ FAILURE = "vsgd/failure"
 """The key under which the first process that fails leaves its error for those it cannot reach."""
 
 NOTIFY_TIMEOUT = timedelta(seconds=10)
-"""How long a process that has failed waits for the others to take notice. They may wait elsewhere, for its gradient."""
+"""How long a process that has failed waits for the others to receive its error, before it closes its connections."""
+
+READ_TIMEOUT = timedelta(seconds=5)
+"""How long it then waits for the others to read its error from the store, which may be a part of this process."""
+
+CLOSING_TAG = 0x7653
+"""Of a message that no process sends."""
+
+INLINE = 4
+"""Numbers that fit into a message of fixed length; others follow in a second message."""
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class PeerError(RuntimeError):
     """Another process has failed."""
+
+
+class DifferenceError(RuntimeError):
+    """The processes differ in what must be equal. All of them raise it."""
+
+
+class Failure(NamedTuple):
+    """An error of one process, for the others."""
+
+    summary: str
+    traceback: str
+
+    def as_error(self, cause: BaseException | None = None) -> PeerError:
+        error = PeerError(self.summary)
+        error.add_note(f"{self.summary.partition(' raised')[0]}:\n{self.traceback}")
+        error.__cause__ = cause
+        return error
 
 
 class Replicas(NamedTuple):
@@ -71,13 +86,22 @@ class Replicas(NamedTuple):
     rank: int
     size: int
     are_samples: bool
-    """Does each process leave its own gradient, which is a sample? Otherwise they come averaged."""
+    """Whether each process leaves its own gradient, which is a sample. Otherwise gradients come averaged."""
     reduce_dtype: torch.dtype | None = None
     """The precision in which moments of the samples are sent; None: that of the sums."""
+    facts: Mapping[str, Any] = MappingProxyType({})
+    """What must be equal in all processes, by name."""
+    digest: int = 0
+    """Checksum of the facts."""
+
+    def with_facts(self, facts: dict[str, Any]) -> Replicas:
+        """Return these processes with further facts that must be equal in all of them."""
+        digest = zlib.crc32(repr(facts).encode(), self.digest)
+        return self._replace(facts={**self.facts, **facts}, digest=digest)
 
     def gather_rows(self, values: Tensor) -> list[Tensor]:
-        """Tensors of all processes that differ in their length."""
-        lengths = [int(row[0]) for row in self.numbers(len(values))]
+        """Return the tensors of all processes, which may differ in their length."""
+        lengths = [int(row[0]) for row in self.numbers("touched rows", len(values))]
         dtype = self.reduce_dtype if values.is_floating_point() else None
         padded = values.new_zeros(max(lengths), *values.shape[1:], dtype=dtype)
         padded[: len(values)] = values
@@ -85,8 +109,17 @@ class Replicas(NamedTuple):
         dist.all_gather(parts, padded, group=self.group)
         return [part[:length].to(values.dtype) for part, length in zip(parts, lengths, strict=True)]
 
+    def gather_kinds(self, point: str, kinds: list[int], *values: float) -> tuple[list[set[int]], list[list[float]]]:
+        """Return the kinds that each item has in any process, and a few numbers of each process."""
+        checksums, *columns = zip(*self.numbers(point, zlib.crc32(bytes(kinds)), *values), strict=True)
+        rows = [list(row) for row in zip(*columns, strict=True)]
+        if len(set(checksums)) == 1:
+            return [{kind} for kind in kinds], rows
+        found = zip(*self.numbers(f"{point}: kinds", *kinds), strict=True)
+        return [{int(kind) for kind in column} for column in found], rows
+
     def add_up(self, values: Tensor) -> None:
-        """The sum over all processes, in place."""
+        """Replace values by their sum over all processes."""
         if self.reduce_dtype is None:
             dist.all_reduce(values, group=self.group)
             return
@@ -98,57 +131,121 @@ class Replicas(NamedTuple):
         dist.all_gather_into_tensor(sent, part, group=self.group)
         values.copy_(sent[: values.numel()].view_as(values))
 
-    def numbers(self, *values: float, timeout: timedelta = timedelta()) -> list[list[float]]:
-        """A few numbers of each process. Zero is the timeout of the group."""
-        mine = torch.tensor(values, dtype=torch.float64)
+    def numbers(self, point: str, *values: float) -> list[list[float]]:
+        """Return the numbers that each process sends at this point.
+
+        Raises:
+            PeerError: another process has failed.
+            DifferenceError: the processes differ in their facts, or are at different points.
+        """
         if self.size == 1:
-            return [mine.tolist()]
+            return [[float(value) for value in values]]
+        try:
+            rows = self._gather(self._row(point, values))
+            failures = self._gather_objects(None) if any(row[0] for row in rows) else []
+            if not failures:
+                self._check(rows, point)
+                longest = int(max(row[3] for row in rows))
+                if longest > INLINE:
+                    padded = self._gather([*values, *[0.0] * (longest - len(values))])
+                    return [row[: int(head[3])] for head, row in zip(rows, padded, strict=True)]
+                return [row[4 : 4 + int(row[3])] for row in rows]
+        except DifferenceError:
+            raise
+        except RuntimeError as lost:
+            raise self._lost(lost) from lost
+        raise next(failure for failure in failures if failure is not None).as_error()
+
+    def mean(self, point: str, value: float) -> float:
+        return sum(row[0] for row in self.numbers(point, value)) / self.size
+
+    def all(self, point: str, value: bool) -> bool:
+        return all(row[0] for row in self.numbers(point, value))
+
+    @contextmanager
+    def sharing_errors(self, point: str) -> Iterator[None]:
+        """Raise an error of one process within in all of them. There must be no other communication within."""
+        try:
+            yield
+        except Exception as error:
+            self.share(error)
+        self.numbers(point)
+
+    def share(self, error: Exception) -> NoReturn:
+        """Raise an error in this process and, by the next message or by a closed connection, in all others."""
+        if self.size == 1 or isinstance(error, PeerError | DifferenceError) or hasattr(error, "is_shared"):
+            raise error
+        error.is_shared = True  # type: ignore[attr-defined]
+        summary = f"process {self.rank} of {self.size} raised {type(error).__name__}: {error}"
+        mine = Failure(summary, "".join(traceback.format_exception(error)))
+        store = store_of(self.messages)
+        try:
+            if store is not None:
+                store.compare_set(FAILURE, "", json.dumps(mine))
+            self._gather(self._row("an error", (), failed=True), NOTIFY_TIMEOUT)
+            first = next(failure for failure in self._gather_objects(mine) if failure is not None)
+            if store is not None:
+                store.delete_key(FAILURE)
+        except RuntimeError as lost:
+            first = first_failure(store) or mine
+            if first != mine:  # this error is a consequence
+                raise self._lost(lost) from error
+            self.close()
+            with suppress(RuntimeError):
+                if store is not None:
+                    store.wait([f"{FAILURE}/{k}" for k in range(self.size) if k != self.rank], READ_TIMEOUT)
+        error.add_note(f"All {self.size} processes stop: {first.summary}")
+        raise error
+
+    def close(self) -> None:
+        """Close the connections to the other processes, so that those that wait for this one raise an error.
+
+        gloo closes the connections of a group if a receive operation times out.
+        """
+        others = [rank for rank in dist.get_process_group_ranks(self.messages) if rank != dist.get_rank()]
+        for group in (self.messages, self.group):
+            if "gloo" in dist.get_backend_config(group):
+                with suppress(RuntimeError):
+                    receiving: Any = dist.irecv(torch.empty(1), others[0], group, CLOSING_TAG)
+                    receiving.wait(timedelta(milliseconds=1))
+
+    def _row(self, point: str, values: Sequence[float], failed: bool = False) -> list[float]:
+        inline = [*values, *[0.0] * INLINE][:INLINE]
+        return [float(failed), float(self.digest), float(zlib.crc32(point.encode())), float(len(values)), *inline]
+
+    def _gather(self, values: list[float], timeout: timedelta = timedelta()) -> list[list[float]]:
+        """Return equally many numbers of each process. A timeout of zero is that of the group."""
+        mine = torch.tensor(values, dtype=torch.float64)
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine, group=self.messages, async_op=True).wait(timeout)
         return [part.tolist() for part in parts]
 
-    def mean(self, value: float) -> float:
-        return sum(row[0] for row in self.numbers(value)) / self.size
+    def _gather_objects(self, mine: Any) -> list[Any]:
+        found = [None] * self.size
+        dist.all_gather_object(found, mine, group=self.messages)
+        return found
 
-    def all(self, value: bool) -> bool:
-        return all(row[0] for row in self.numbers(value))
-
-    @contextmanager
-    def sharing_errors(self) -> Iterator[None]:
-        """An error of one process within is an error of all. There must be no other communication within."""
-        if self.size == 1:
-            yield
+    def _check(self, rows: list[list[float]], point: str) -> None:
+        """Raise if the processes are not equal in their facts, or not at the same point."""
+        if all(row[1:3] == rows[0][1:3] for row in rows):
             return
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as caught:
-            error = caught
-        self.numbers_unless_failed(error)
+        (facts, here), *others = self._gather_objects((dict(self.facts), point))
+        for other, (their_facts, there) in enumerate(others, start=1):
+            found = first_difference(facts, their_facts)
+            if found is not None:
+                raise DifferenceError(DIFFERENT.format(other=other, **found._asdict()))
+            if there != here or rows[other][1] != rows[0][1]:
+                raise DifferenceError(OUT_OF_STEP.format(other=other, here=here, there=there))
 
-    def numbers_unless_failed(self, error: Exception | None, *values: float) -> list[list[float]]:
-        """A few numbers of each process. If one has an error, all raise it."""
+    def _lost(self, cause: RuntimeError) -> PeerError:
+        """Return the error to raise when messages cannot be sent any more."""
         store = store_of(self.messages)
-        mine = None if error is None else f"process {self.rank} of {self.size} raised {type(error).__name__}: {error}"
-        try:
-            if mine is not None and store is not None:
-                store.compare_set(FAILURE, "", mine)
-            rows = self.numbers(mine is not None, *values, timeout=NOTIFY_TIMEOUT if mine else timedelta())
-            if not any(row[0] for row in rows):
-                return [row[1:] for row in rows]
-            texts: list[str | None] = [None] * self.size
-            dist.all_gather_object(texts, mine, group=self.messages)
-            if mine is not None and store is not None:
-                store.delete_key(FAILURE)
-        except RuntimeError as lost:
-            texts = [first_failure(store) or mine]
-            if error is None or texts != [mine]:
-                raise PeerError(texts[0] or PEER_LOST.format(lost=lost)) from (error or lost)
-        first = next(text for text in texts if text is not None)
-        if error is None:
-            raise PeerError(first)
-        error.add_note(f"All {self.size} processes stop: {first}")
-        raise error
+        failure = first_failure(store)
+        if failure is not None:
+            with suppress(RuntimeError):
+                store.set(f"{FAILURE}/{self.rank}", "read")
+        self.close()  # others may wait for this process
+        return PeerError(PEER_LOST.format(lost=cause)) if failure is None else failure.as_error()
 
 
 ALONE = Replicas(group=None, messages=None, rank=0, size=1, are_samples=False)
@@ -157,7 +254,7 @@ _MESSAGES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def replicas_of(group: Any, are_samples: bool, reduce_dtype: torch.dtype | None) -> Replicas:
-    """The processes of a group, or all there are."""
+    """Return the processes of a group, or all there are."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:
         return ALONE
     group = dist.group.WORLD if group is None else group
@@ -169,114 +266,56 @@ def replicas_of(group: Any, are_samples: bool, reduce_dtype: torch.dtype | None)
     return Replicas(group, _MESSAGES[group], rank, size, are_samples, reduce_dtype)
 
 
+def raised_by_all(step: Callable[P, T]) -> Callable[P, T]:
+    """Let an error in a step of an optimizer, which is the first argument, be raised by all processes."""
+
+    @functools.wraps(step)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        opt: Any = args[0]
+        replicas: Replicas = opt.replicas()
+        try:
+            return step(*args, **kwargs)
+        except Exception as error:
+            replicas.share(error)
+
+    return call
+
+
 def store_of(group: Any) -> Any:
-    """Where the processes of a group leave texts for each other; None where torch has no public way to it."""
+    """Return where the processes of a group leave texts for each other; None where torch has no public way to it."""
     return group.get_group_store() if hasattr(group, "get_group_store") else None
 
 
-def first_failure(store: Any) -> str | None:
-    """What the first process that failed has left, if the process that keeps the store still runs."""
+def first_failure(store: Any) -> Failure | None:
+    """Return what the first process that failed has left, if the process that holds the store still runs."""
     try:
-        return store.get(FAILURE).decode() if store is not None and store.check([FAILURE]) else None
+        return Failure(*json.loads(store.get(FAILURE))) if store is not None and store.check([FAILURE]) else None
     except RuntimeError:
         return None
 
 
-def checksum(tensors: Sequence[Tensor]) -> int:
-    """Of the bits of tensors."""
-    total = 0
-    for tensor in tensors:
-        dense = tensor.to_dense() if tensor.is_sparse else tensor
-        total = zlib.crc32(dense.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data, total)
-    return total
+class Difference(NamedTuple):
+    """The first fact in which two processes differ, with its value in each."""
+
+    what: str
+    here: str
+    there: str
 
 
-def check_models(replicas: Replicas, parameters: Sequence[Tensor], steps: int) -> None:
-    """Refuse processes that do not hold the same model, or are not equally far."""
-    if replicas.size == 1:
-        return
-    known = [p for p in parameters if not nn.parameter.is_lazy(p)]
-    whole = [p for p in known if not is_sharded(p)]
-    shapes = zlib.crc32(repr([(tuple(p.shape), str(p.dtype)) for p in known]).encode())
-    facts = {"shapes of parameters": shapes, "parameters": checksum(whole), "number of steps": steps}
-    check_same(replicas, list(facts.values()), [OTHER_MODEL.format(what=what, other="{other}") for what in facts])
-
-
-def check_averaged(replicas: Replicas, evaluation: Evaluation) -> None:
-    """Refuse gradients that should be averaged and are not, or should not be and are."""
-    if replicas.size == 1 or any(map(is_sharded, evaluation.grads)):
-        return
-    sums = [row[0] for row in replicas.numbers(checksum(list(evaluation.grads.values())))]
-    if not replicas.are_samples:
-        check_same(replicas, [int(sums[replicas.rank])], [NOT_AVERAGED])
-    elif len(set(sums)) == 1 and any(bool(grad.norm() != 0) for grad in evaluation.grads.values()):
-        raise RuntimeError(ALREADY_AVERAGED)
-
-
-def check_same(replicas: Replicas, values: Sequence[int], messages: Sequence[str]) -> None:
-    """Whole numbers that must be the same in all processes, each with what to say otherwise."""
-    rows = replicas.numbers(*values)
-    for k, message in enumerate(messages):
-        for other, row in enumerate(rows):
-            if row[k] != rows[0][k]:
-                raise RuntimeError(message.format(other=other))
-
-
-def agreed(
-    replicas: Replicas,
-    run: Callable[[], Any],
-    evaluate: Callable[[Callable[[], Any]], Evaluation],
-    parameters: Sequence[Tensor],
-    closures: int,
-) -> Evaluation:
-    """An evaluation with the mean loss of all processes. Where only others have a gradient this one has zeros.
-
-    An error of one process is raised by all. Gradients that come averaged are waited for inside the closure, so
-    the processes ask each other for errors before they send the first of them.
-    """
-    if replicas.size == 1:
-        return evaluate(run)
-    asked = replicas.are_samples
-
-    def ask(error: Exception | None = None) -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
-            replicas.numbers_unless_failed(error)
-
-    error, here = None, None
-    awaited = [] if asked else [p for p in parameters if p.requires_grad and not is_sharded(p)]
-    hook = register_multi_grad_hook(awaited, lambda grad: ask(), mode="any")
-    try:
-        here = evaluate(run)
-    except PeerError:
-        raise
-    except Exception as caught:
-        error = caught
-    finally:
-        hook.remove()
-    ask(error)
-    grads = {} if here is None else here.grads
-    kinds = [1 + grads[p].is_sparse if p in grads else 0 for p in parameters]
-    loss = 0.0 if here is None else float(here.loss)
-    rows = replicas.numbers_unless_failed(error, closures, loss, *kinds)
-    counts, losses, *columns = zip(*rows, strict=True)
-    assert here is not None
-    if len(set(counts)) > 1:
-        raise RuntimeError(OTHER_CLOSURES.format(counts=", ".join(f"{count:.0f}" for count in counts)))
-    everywhere: dict[Tensor, Tensor] = {}
-    for index, (parameter, column) in enumerate(zip(parameters, columns, strict=True)):
-        found = {int(kind) for kind in column}
-        if found >= {1, 2} or (len(found) > 1 and not replicas.are_samples):
-            raise RuntimeError(OTHER_GRADIENTS.format(index=index, kinds=" or ".join(KINDS[k] for k in sorted(found))))
-        if max(found):
-            everywhere[parameter] = grads[parameter] if parameter in grads else no_gradient(parameter, 2 in found)
-    return here._replace(loss=here.loss.new_tensor(sum(losses) / replicas.size), grads=everywhere)
-
-
-def no_gradient(parameter: Tensor, sparse: bool) -> Tensor:
-    """What a process leaves that has not used a parameter."""
-    if not sparse:
-        return torch.zeros_like(parameter)
-    rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
-    return torch.sparse_coo_tensor(rows, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)
+def first_difference(here: dict[str, Any], there: dict[str, Any]) -> Difference | None:
+    """Return the first fact that differs. Of a tuple it is one element, of a NamedTuple one field."""
+    for name in {**here, **there}:
+        one, other = here.get(name, "nothing"), there.get(name, "nothing")
+        if repr(one) == repr(other):
+            continue
+        if type(one) is not type(other):
+            if isinstance(one, tuple) and isinstance(other, tuple):
+                one, other = type(one).__name__, type(other).__name__
+        elif isinstance(one, tuple):
+            if len(one) != len(other):
+                return Difference(f"the number of values of {name}", str(len(one)), str(len(other)))
+            k = next(k for k, pair in enumerate(zip(one, other, strict=True)) if repr(pair[0]) != repr(pair[1]))
+            fields = getattr(one, "_fields", None)
+            name, one, other = f"{fields[k]} of {name}" if fields else f"{name} {k}", one[k], other[k]
+        return Difference(name, str(one), str(other))
+    return None

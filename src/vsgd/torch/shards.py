@@ -9,12 +9,18 @@ import sys
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
     loaded = sys.modules.get("torch.distributed.tensor")  # slow to import, and whoever has shards has imported it
     return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def holds_shards(module: nn.Module) -> bool:
+    """Return whether FSDP2 manages a module, so that its forward pass gathers parameters from other processes."""
+    loaded = sys.modules.get("torch.distributed.fsdp")
+    return loaded is not None and isinstance(module, loaded.FSDPModule)
 
 
 def local_of(tensor: Any) -> Tensor:

@@ -258,7 +258,7 @@ def added_up(
     if replicas.size == 1:
         return totals
     kinds = [_kind_of(totals.sums.get(p)) for p in parameters]
-    counts, *columns = zip(*replicas.numbers(totals.samples, *kinds), strict=True)
+    columns, counts = replicas.gather_kinds("sums over samples", kinds, totals.samples)
     sums: dict[Tensor, SampleSums | RowSums] = {}
     for p, column in zip(parameters, columns, strict=True):
         if len(set(column) - {0}) > 1:
@@ -279,7 +279,7 @@ def added_up(
         for (p, name, part), total in zip(same, flat.split([part.numel() for *_, part in same]), strict=True):
             sums[p] = sums[p]._replace(**{name: total.view(part.shape)})
     sums = {p: _rows_added_up(s, replicas) if isinstance(s, RowSums) else s for p, s in sums.items()}
-    samples = int(sum(counts))
+    samples = int(sum(row[0] for row in counts))
     scale = samples if reduction == "mean" else replicas.size
     return totals._replace(sums=sums, samples=samples, scale=scale, effective=samples)
 

@@ -7,7 +7,6 @@ the memory of the iterates meanwhile, since a large table must not be copied.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,7 +21,7 @@ from vsgd.eigenbasis import Basis, back, into, observes, turns
 from vsgd.tensors import Config, Totals, averages_iterates
 from vsgd.torch.basis import basis_of, matrix_shape, new_basis, observe, refresh
 from vsgd.torch.engine import Block
-from vsgd.torch.shards import check_sharding, is_sharded, key_of, like, local_of, shards_of
+from vsgd.torch.shards import is_sharded, key_of, like, local_of, shards_of
 
 ParamState = dict[str, Tensor]
 
@@ -156,11 +155,19 @@ class Dense:
         kept = [
             name for name in buffers if name in STATISTICS or self._coarse or buffers[name] is not self._evaluated()
         ]
+        views = {name: self.views(buffers[name]) for name in kept}  # once for all tensors, not once for each
         for k, parameter in enumerate(parameters):
             states[parameter].clear()
-            states[parameter].update({name: like(parameter, self.views(buffers[name])[k]) for name in kept})
+            states[parameter].update({name: like(parameter, views[name][k]) for name in kept})
             states[parameter].update(turned[k])
             states[parameter].update(seen=seen[k : k + 1], steps=self.steps[k : k + 1], totals=totals[k])
+
+    def buffer_bytes(self) -> int:
+        """Return the bytes of the buffers that are kept between steps besides the state."""
+        buffers = [*self._scratch.values()]
+        if not self._coarse and self.block.average is not None:
+            buffers.append(self.block.average)
+        return sum(buffer.nbytes for buffer in buffers)
 
     def _evaluated(self) -> Tensor:
         return self.block.theta if self.block.average is None else self.block.average
@@ -456,23 +463,3 @@ def check_shapes(states: dict[Tensor, ParamState]) -> None:
                 f"a parameter changed its shape from {tuple(state['grad'].shape)} to {tuple(parameter.shape)} after it "
                 "began to learn; make a new VSGD for the new parameters"
             )
-
-
-def check_parameters(parameters: list[Tensor]) -> None:
-    """Refuse what cannot be optimized, or not like this."""
-    for parameter in parameters:
-        if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
-            raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
-        if is_sharded(parameter):
-            check_sharding(parameter)
-    spans = sorted(span_of(p) for p in map(local_of, parameters) if p.numel() and p.device.type != "meta")
-    for (device, _, end), (other, start, _) in itertools.pairwise(spans):
-        if device == other and start < end:
-            raise ValueError("two parameters share memory; tie weights by using one parameter twice")
-
-
-def span_of(parameter: Tensor) -> tuple[str, int, int]:
-    """Where the memory of a parameter begins and ends."""
-    last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-    start = parameter.data_ptr()
-    return str(parameter.device), start, start + (last + 1) * parameter.element_size()

@@ -12,7 +12,7 @@ from torch import Tensor
 from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Networks
 from vsgd.algorithms.paper import Paper
-from vsgd.tensors import LEAST_NORM, probe_seed
+from vsgd.tensors import LEAST_NORM, ROUNDING, probe_seed
 from vsgd.torch import engine
 from vsgd.torch.closure import Evaluation
 from vsgd.torch.engine import BatchStatistics, Block
@@ -94,12 +94,14 @@ def probe_is_due(work: list[Work], long: bool = False) -> bool:
 
 
 def verdict(work: list[Work], losses: list[Tensor]) -> tuple[bool, bool]:
-    """Is every number usable, and is a gradient unusually long? Waits for the device."""
+    """Return whether every number is usable, and whether a gradient is unusually long. Waits for the device."""
     answers = [engine.verdict(w.block, w.batch, w.group["algorithm"], not isinstance(w.storage, Dense)) for w in work]
-    usable, long = [each[0] for each in answers], [each[1] for each in answers]
-    flags = [torch.as_tensor(flag, device=losses[0].device) for flag in (*long, *usable, *map(torch.isfinite, losses))]
-    known = torch.stack(flags).tolist()
-    return all(known[len(long) :]), any(known[: len(long)])
+    numbers = [*(number for answer in answers for number in answer), *map(torch.isfinite, losses)]
+    known = torch.stack([torch.as_tensor(n, device=losses[0].device).double() for n in numbers]).tolist()
+    usable, norms, long = (known[start : 3 * len(answers) : 3] for start in range(3))
+    # the norm of a gradient that is rounding, as that of a bias before BatchNorm, varies without a reason
+    is_long = max(long, default=0) > ROUNDING**2 * max(norms, default=0)
+    return all(usable) and all(known[3 * len(answers) :]), is_long
 
 
 def probe(w: Work, places: dict[Tensor, int]) -> Work:
@@ -134,7 +136,7 @@ def take_step(w: Work) -> tuple[list[Any], dict[Tensor, Any]]:
         steps, sums = engine.learn(w.block, w.batch, w.delta, lr, horizon, config)
         into, back = (dense.into, dense.back) if dense else (identity, identity)
         bend = [engine.bend(w.block, into)] if w.delta is not None else []
-        decay = engine.weight_decay(w.block, w.batch.grad, steps, strength)
+        decay = engine.weight_decay(w.block, steps, strength)
         gains = [engine.move(w.block, w.batch.plain_grad, back(steps), decay, weight).sum(), *bend]
     outliers = sums[:, OUTLIERS]
     if isinstance(storage, Table):
@@ -161,7 +163,7 @@ def noise_of(work: list[Work]) -> StepNoise | None:
 
 def horizon_of(group: Group) -> float:
     """The number of steps that rates are optimal for."""
-    return float(group["progress"][2])
+    return float(networks.Progress(*group["progress"]).horizon)
 
 
 def settle(group: Group, gains: list[Any], loss: float, has_tables: bool) -> None:
@@ -180,7 +182,7 @@ def settle(group: Group, gains: list[Any], loss: float, has_tables: bool) -> Non
         progress = networks.progress(networks.Progress(*group["progress"]), loss, bend, steps - 1, config)
         group["progress"] = [float(number) for number in progress]
     else:
-        group["progress"] = [*group["progress"][:2], 1.0]
+        group["progress"] = [*networks.Progress(*group["progress"])._replace(horizon=1.0)]
 
 
 def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0) -> None:
@@ -190,10 +192,15 @@ def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0
     """
     blocks = [(group["algorithm"], storage.block) for group, storage in storages if isinstance(storage, Dense)]
     norms = [engine.squared_norms(block.theta, block) for _, block in blocks]
+    coordinates = sum(sum(engine.whole_lengths(block)) for _, block in blocks)
+    sums = [norm.sum() for norm in norms]
+    overall_on = {
+        device: torch.stack([each.to(device) for each in sums]).sum() / coordinates
+        for device in {norm.device for norm in norms}
+    }
     for (config, block), norm in zip(blocks, norms, strict=True):
         if isinstance(config, Networks):
-            coordinates = sum(sum(engine.whole_lengths(b)) for _, b in blocks)
-            overall = torch.stack([n.sum().to(norm) for n in norms]).sum() / coordinates
+            overall = overall_on[norm.device]
             rms = torch.maximum(norm / engine.lengths_of(block), overall).sqrt()
             scale = engine.totals_of(block).scale
             scale.copy_(networks.length_scale(scale, torch.where(overall > 0, rms, least), config))
@@ -202,11 +209,11 @@ def measure_scales(storages: Iterable[tuple[Group, Storage]], least: float = 0.0
 def distance_to_go(evaluation: Evaluation, replicas: Replicas) -> float:
     """How far, per coordinate, the loss would take to vanish at its slope: a scale for parameters that are all zero.
 
-    All processes take that of the first, whose gradient may be sharded over all.
+    All processes use the mean loss, and the gradient of process 0, which may be sharded over all.
     """
     squares = {p: float(grad.norm().double().square()) for p, grad in evaluation.grads.items()}
     sharded = sum(square for p, square in squares.items() if is_sharded(p))
-    rows = replicas.numbers(float(evaluation.loss), sum(squares.values()) - sharded, sharded)
+    rows = replicas.numbers("distance to go", float(evaluation.loss), sum(squares.values()) - sharded, sharded)
     square = rows[0][1] + sum(row[2] for row in rows)
     slope = math.sqrt(square * sum(p.numel() for p in evaluation.grads))
-    return abs(rows[0][0]) / max(slope, LEAST_NORM)
+    return abs(sum(row[0] for row in rows) / len(rows)) / max(slope, LEAST_NORM)

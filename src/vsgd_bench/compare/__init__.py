@@ -26,7 +26,8 @@ def compare(arguments: argparse.Namespace) -> None:
     try:
         command = importlib.import_module("vsgd_bench.compare.command")
     except ModuleNotFoundError as error:
-        raise UserError(f"the comparison needs {error.name}: pip install 'vsgd[compare]'") from None
+        message = f"the comparison needs {error.name}: run `pip install --editable '.[compare]'` in the clone"
+        raise UserError(message) from None
     command.compare(arguments)
 
 

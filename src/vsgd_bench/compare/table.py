@@ -55,7 +55,7 @@ def why_absent(item: Workload | Method) -> str | None:
     """What to do before this can be run."""
     if isinstance(item, Method):
         missing = importlib.util.find_spec(item.module) is None
-        return f"pip install {item.package}, or 'vsgd[compare]' for all" if missing else None
+        return f"pip install {item.package}" if missing else None
     try:
         for name in item.files:
             locate(name)

@@ -21,7 +21,7 @@ def sparse(arguments: argparse.Namespace) -> None:
     try:
         command = importlib.import_module("vsgd_bench.sparse.command")
     except ModuleNotFoundError as error:
-        message = f"the comparison needs {error.name}: pip install --editable '.[compare]' in the clone"
+        message = f"the comparison needs {error.name}: run `pip install --editable '.[compare]'` in the clone"
         raise UserError(message) from None
     command.write_comparison(arguments.results, arguments.out, arguments.seeds)
 

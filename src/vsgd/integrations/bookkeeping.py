@@ -1,0 +1,70 @@
+"""Undo the changes that a second evaluation of a batch makes to the attributes of a trainer or module."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DICTS = (dict, defaultdict, OrderedDict, Counter)
+CONTAINERS = (*DICTS, list, deque, set)
+
+MAX_FOLLOWED = 1000
+"""Containers with more elements hold data, not counters: the elements themselves are not copied."""
+
+PARTS_OF_MODULES = ("_parameters", "_buffers", "_modules")
+"""Attributes of every `nn.Module`. The optimizer restores parameters and buffers itself."""
+
+
+@contextmanager
+def attributes_restored(*owners: Any) -> Iterator[None]:
+    """Restore the attributes of `owners` on exit: rebound names, counters, lists and dictionaries of metrics.
+
+    Containers are restored in place, so other references to them stay valid. Objects of other classes are not
+    followed, except tensors of one element.
+    """
+    containers: dict[int, tuple[Any, Any]] = {}
+    scalars: dict[int, tuple[Tensor, Tensor]] = {}
+    pending: list[Any] = []
+    for owner in owners:
+        containers[id(vars(owner))] = (vars(owner), vars(owner).copy())
+        pending += [value for name, value in vars(owner).items() if name not in PARTS_OF_MODULES]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, Tensor):
+            if each.numel() == 1 and not each.requires_grad:
+                scalars[id(each)] = (each, each.clone())
+        elif type(each) in CONTAINERS and id(each) not in containers:
+            containers[id(each)] = (each, each.copy())
+            if len(each) <= MAX_FOLLOWED:
+                pending += each.values() if isinstance(each, dict) else each
+    try:
+        yield
+    finally:
+        for container, content in containers.values():
+            restore(container, content)
+        for scalar, value in scalars.values():
+            if not torch.equal(scalar, value):
+                scalar.copy_(value)
+
+
+def restore(container: Any, content: Any) -> None:
+    """Give a container its former content. A dictionary is changed only where it differs."""
+    if isinstance(container, dict):
+        for key in container.keys() - content.keys():
+            del container[key]
+        for key, value in content.items():
+            if key not in container or container[key] is not value:
+                container[key] = value
+    elif isinstance(container, list):
+        container[:] = content
+    elif isinstance(container, deque):
+        container.clear()
+        container.extend(content)
+    else:
+        container.clear()
+        container.update(content)

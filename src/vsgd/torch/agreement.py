@@ -1,0 +1,198 @@
+"""How the processes that train one model evaluate a closure together, and what they compare.
+
+Nothing here changes a parameter or its state.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from vsgd.torch.closure import Evaluation
+from vsgd.torch.replicas import DifferenceError, Replicas
+from vsgd.torch.shards import holds_shards, is_sharded
+
+NOT_AVERAGED = (
+    "the gradients of process {other} are not those of process 0. Wrap the model in DistributedDataParallel, which "
+    'averages them, or say VSGD(..., samples="replicas"), which averages them itself. For processes that train models '
+    "of their own: VSGD(..., process_group=dist.new_group([dist.get_rank()], use_local_synchronization=True))."
+)
+
+ALREADY_AVERAGED = (
+    'with samples="replicas" each process must leave its own gradient, but all have left the same one. If the '
+    "model is wrapped in DistributedDataParallel, let that not average: "
+    "model.register_comm_hook(None, vsgd.torch.local_gradients). Give each process its own part of the data."
+)
+
+MIXED_GRADIENTS = "parameter {index} has a sparse gradient in one process and a dense one in another; choose one"
+
+KINDS = ("none", "dense", "sparse")
+
+
+def facts_of(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> dict[str, Any]:
+    """Return what the processes compare in every message: settings and counters of groups, and which state there is."""
+    facts: dict[str, Any] = {"the number of groups": len(groups)}
+    for k, group in enumerate(groups):
+        facts |= {f"{name} of group {k}": float(group[name]) for name in ("lr", "weight_decay")}
+        names = ("algorithm", "maximize", "steps", "unprobed", "skipped_in_a_row")
+        facts |= {f"{name} of group {k}": group[name] for name in names}
+        facts[f"the number of parameters of group {k}"] = len(group["params"])
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    facts["the presence of state of parameter"] = tuple(bool(state.get(p)) for p in parameters)
+    return facts
+
+
+def contents_of(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> dict[str, Any]:
+    """Return what the processes compare in the first step and after changes: weights, state and running numbers."""
+    parameters = [p for group in groups for p in group["params"] if not nn.parameter.is_lazy(p)]
+    whole = [p for p in parameters if not is_sharded(p)]
+    names = ("skipped", "samples", "gradient_flops", "averaging", "progress")
+    facts = {f"{name} of group {k}": group[name] for k, group in enumerate(groups) for name in names}
+    return {
+        "the shape of parameter": tuple((tuple(p.shape), str(p.dtype)) for p in parameters),
+        "the values of parameter": tuple(described([p]) for p in whole),
+        "the state of parameter": tuple(described([v for _, v in sorted(state.get(p, {}).items())]) for p in whole),
+        **facts,
+    }
+
+
+def described(tensors: Sequence[Tensor]) -> str:
+    return f"checksum {checksum(tensors):08x}"
+
+
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """Return a checksum of the bits of tensors."""
+    total = 0
+    for tensor in tensors:
+        dense = tensor.to_dense() if tensor.is_sparse else tensor
+        total = zlib.crc32(dense.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data, total)
+    return total
+
+
+# --- evaluations ------------------------------------------------------------------------------------------------------
+
+
+_BEFORE_FORWARD: ContextVar[Callable[[], None] | None] = ContextVar("vsgd_before_forward", default=None)
+"""What to call before a forward pass that waits for other processes."""
+
+
+def communicates(module: nn.Module) -> bool:
+    """Return whether a module waits for other processes in its forward pass."""
+    if isinstance(module, DistributedDataParallel):
+        return module.broadcast_buffers and next(module.buffers(), None) is not None
+    return isinstance(module, nn.SyncBatchNorm) or holds_shards(module)
+
+
+def ask_before_forward(module: nn.Module, args: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    ask = _BEFORE_FORWARD.get()
+    if ask is not None:
+        parts = module.modules() if isinstance(getattr(module, "_orig_mod", None), nn.Module) else (module,)
+        if any(map(communicates, parts)):
+            ask()
+
+
+@functools.cache
+def watch_forward_passes() -> None:
+    """Have `ask_before_forward` called before every module. A hook per step would make torch compile again."""
+    register_module_forward_pre_hook(ask_before_forward)
+
+
+def agreed(
+    replicas: Replicas,
+    run: Callable[[], Any],
+    evaluate: Callable[[Callable[[], Any]], Evaluation],
+    parameters: Sequence[Tensor],
+) -> tuple[Evaluation, Replicas]:
+    """Evaluate a closure in all processes. Where only others have a gradient this one has zeros.
+
+    An error of one process is raised by all. Other processes may wait for this one inside the closure: in a forward
+    pass that communicates, and for gradients that come averaged. So they ask each other for errors before both.
+
+    Returns:
+        The evaluation of this process, and the processes, which now must have gradients of the same parameters unless
+        these gradients are samples.
+    """
+    if replicas.size == 1:
+        return evaluate(run), replicas
+    watch_forward_passes()
+    asked: set[str] = set()
+
+    def ask(point: str) -> None:
+        if point not in asked:
+            asked.add(point)
+            replicas.numbers(point)
+
+    awaited = [] if replicas.are_samples else [p for p in parameters if p.requires_grad and not is_sharded(p)]
+    hook = register_multi_grad_hook(awaited, lambda grad: ask("first gradient"), mode="any")
+    token = _BEFORE_FORWARD.set(lambda: ask("forward pass"))
+    try:
+        here = evaluate(run)
+    except Exception as error:
+        replicas.share(error)
+    finally:
+        _BEFORE_FORWARD.reset(token)
+        hook.remove()
+    if awaited:
+        ask("first gradient")
+    kinds = [1 + here.grads[p].is_sparse if p in here.grads else 0 for p in parameters]
+    if not replicas.are_samples:
+        replicas = replicas.with_facts({"the gradient of parameter": tuple(KINDS[kind] for kind in kinds)})
+        if not awaited:
+            replicas.numbers("end of an evaluation")
+        return here, replicas
+    found_kinds, _ = replicas.gather_kinds("end of an evaluation", kinds)
+    everywhere: dict[Tensor, Tensor] = {}
+    for index, (parameter, found) in enumerate(zip(parameters, found_kinds, strict=True)):
+        if found >= {1, 2}:
+            raise DifferenceError(MIXED_GRADIENTS.format(index=index))
+        if max(found):
+            grad = here.grads.get(parameter)
+            everywhere[parameter] = no_gradient(parameter, 2 in found) if grad is None else grad
+    return here._replace(grads=everywhere), replicas
+
+
+def no_gradient(parameter: Tensor, sparse: bool) -> Tensor:
+    """Return the gradient of a process that has not used a parameter."""
+    if not sparse:
+        return torch.zeros_like(parameter)
+    rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
+    return torch.sparse_coo_tensor(rows, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)
+
+
+def reduce_checks(replicas: Replicas, first: list[Evaluation], usable: bool, probing: bool) -> tuple[bool, bool]:
+    """Replace losses by their mean over all evaluations and processes.
+
+    Returns:
+        Whether the numbers are usable in all processes, and whether any process wants to probe.
+    """
+    if replicas.size == 1:
+        return usable, probing
+    loss = float(torch.stack([evaluation.loss for evaluation in first]).mean())
+    rows = replicas.numbers("check of the numbers", usable, probing, loss)
+    mean = first[0].loss.new_tensor(sum(row[2] for row in rows) / replicas.size)
+    first[:] = [evaluation._replace(loss=mean) for evaluation in first]
+    return all(row[0] for row in rows), any(row[1] for row in rows)
+
+
+def check_averaged(replicas: Replicas, evaluation: Evaluation) -> None:
+    """Refuse gradients that should be averaged and are not, or should not be and are."""
+    if replicas.size == 1 or any(map(is_sharded, evaluation.grads)):
+        return
+    sums = [row[0] for row in replicas.numbers("checksums of gradients", checksum(list(evaluation.grads.values())))]
+    if not replicas.are_samples:
+        other = next((k for k, each in enumerate(sums) if each != sums[0]), None)
+        if other is not None:
+            raise DifferenceError(NOT_AVERAGED.format(other=other))
+    elif len(set(sums)) == 1 and any(bool(grad.norm() != 0) for grad in evaluation.grads.values()):
+        raise DifferenceError(ALREADY_AVERAGED)

@@ -1,0 +1,66 @@
+"""Other `VSGD` optimizers in this process: those whose networks a closure uses, and those with the same parameters.
+
+Networks that train against each other (GANs, actor and critic) must see each other's iterates, not averaged weights.
+An optimizer therefore lets the parameters of its companions hold their iterates while its own closure runs. A companion
+is an optimizer whose parameters the closure uses and that trains in turn with this one. A network whose training has
+ended, such as the teacher in distillation, is not a companion: its averaged weights are used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from vsgd.torch.closure import Saving
+    from vsgd.torch.optimizer import VSGD
+
+SHARED_PARAMETERS = (
+    "another VSGD has changed parameters of this one since its last step. Two optimizers cannot train the same "
+    "parameters in turn: use one VSGD with the sum of the losses, or with parameter groups. If the other one has "
+    "finished, make a new VSGD."
+)
+
+OPTIMIZERS: WeakSet[VSGD] = WeakSet()
+"""All that exist."""
+
+_clock = itertools.count(1)
+
+
+class Turns(NamedTuple):
+    """When an optimizer has taken its first and its last step, on a clock that counts the steps of all; 0: never."""
+
+    first: int = 0
+    last: int = 0
+
+
+def next_turn(turns: Turns) -> Turns:
+    """Return the turns of an optimizer that begins a step now."""
+    now = next(_clock)
+    return Turns(turns.first or now, now)
+
+
+def check_unshared(own: VSGD) -> None:
+    """Raise if another optimizer has stepped on parameters of this one since its last step."""
+    parameters = own.parameter_set()
+    for other in list(OPTIMIZERS):
+        if other.turns.last > own.turns.last > 0 and not parameters.isdisjoint(other.parameter_set()):
+            raise RuntimeError(SHARED_PARAMETERS)
+
+
+def trained_in_turn(own: VSGD) -> list[VSGD]:
+    """Return the optimizers that have taken a step since the first step of this one."""
+    return [other for other in list(OPTIMIZERS) if other is not own and other.turns.last > own.turns.first > 0]
+
+
+def used_by(savings: Iterable[Saving], candidates: Iterable[VSGD]) -> list[VSGD]:
+    """Return the candidates of which a closure has called a module or changed a gradient."""
+    used: set[Tensor] = set()
+    for saving in savings:
+        used.update(p for module in saving.modules.values() for p in module.parameters(recurse=False))
+        used.update(each.parameter for each in saving.gradients if each.has_changed())
+    return [other for other in candidates if not used.isdisjoint(other.parameter_set())]

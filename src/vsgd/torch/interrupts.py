@@ -1,0 +1,191 @@
+"""Delay signals while a step changes parameters and state.
+
+Python runs signal handlers in the main thread, between any two instructions. A handler that raises, as that of Ctrl-C
+does, could therefore end a step halfway. `DeferredSignals` replaces the handlers of the whole process while its block
+runs: all that are Python functions, whatever the signal. A signal that arrives while user code runs, such as a closure,
+is passed on to the user's handler at once. Any other signal is delivered when the block has ended. Off the main thread,
+where Python runs no handlers, nothing is replaced.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, ClassVar, TypeVar
+
+Handler = Callable[[int, FrameType | None], Any]
+T = TypeVar("T")
+
+PACKAGE = __name__.rpartition(".")[0]
+CATCHABLE = sorted(
+    int(number)
+    for number in signal.valid_signals()
+    if number not in (getattr(signal, "SIGKILL", None), getattr(signal, "SIGSTOP", None))
+)
+
+# the functions of the `signal` module convert numbers to enums, which would take longer than all the rest
+_get_handler: Callable[[int], Any] = inspect.unwrap(signal.getsignal)
+_set_handler: Callable[[int, Any], Any] = inspect.unwrap(signal.signal)
+
+_INTERRUPTIBLE: set[CodeType] = set()
+"""Functions of `vsgd.torch` that a handler may interrupt."""
+
+
+def interruptible(function: Callable[..., T]) -> Callable[..., T]:
+    """Mark a function of `vsgd.torch` that calls user code, and that a handler may therefore interrupt."""
+    _INTERRUPTIBLE.add(function.__code__)
+    return function
+
+
+@interruptible
+def call_user(function: Callable[[], T]) -> T:
+    """Call a function of the user: signals reach the user's handlers meanwhile."""
+    try:
+        return function()
+    finally:
+        adopt_handlers()
+
+
+def adopt_handlers() -> None:
+    """Respect handlers that a closure has installed: signals are deferred for these, and they stay afterwards."""
+    block = DeferredSignals.innermost
+    while block is not None and not block.is_open:
+        block = block.outer
+    if block is not None and is_main_thread():
+        block.replace_handlers()
+
+
+def is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def is_user_code(frame: FrameType | None) -> bool:
+    """Return whether a handler may interrupt this frame: no function of `vsgd.torch` runs, or the last may be."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(PACKAGE):
+            return frame.f_code in _INTERRUPTIBLE
+        frame = frame.f_back
+    return True
+
+
+def is_being_handled(error: BaseException | None) -> bool:
+    """Return whether `except` and `finally` clauses that this exception has led to are running."""
+    current = sys.exc_info()[1]
+    while current is not None and current is not error:
+        current = current.__context__
+    return current is not None
+
+
+class DeferredSignals:
+    """Context manager that delays signals until its block has ended, except while user code runs within.
+
+    The user's handlers are back in place before the delayed signals are delivered. Several signals of one kind are
+    delivered as one. If a handler raises while user code runs, later signals wait until the exception is handled.
+    """
+
+    innermost: ClassVar[DeferredSignals | None] = None
+    """The last block of the main thread that has begun."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.outer: DeferredSignals | None = None
+        self._receiver: Handler = self._receive  # one object, to be recognized
+        self._handlers: dict[int, Handler] = {}
+        """The handlers before the block: of the user, or of a block around this one."""
+        self._pending: list[int] = []
+        self._raised: BaseException | None = None
+        """The last exception that a handler raised in user code."""
+
+    def __enter__(self) -> None:
+        if not is_main_thread():
+            return
+        try:  # handlers that are not yet replaced may raise, and once more while the others are put back
+            try:
+                self.replace_handlers()
+                DeferredSignals.innermost, self.outer = self, DeferredSignals.innermost
+                self.is_open = True
+            except BaseException:
+                self._restore(dict(self._handlers))
+                raise
+        except BaseException:
+            self._restore(dict(self._handlers))
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if not self.is_open or not is_main_thread():
+            return
+        replaced, here = dict(self._handlers), inspect.currentframe()
+        caller = here and here.f_back and here.f_back.f_back  # of the function that contains the block
+        try:
+            try:
+                self.is_open = False  # from now on handlers may raise: each clause survives one that does
+                self._restore(replaced)
+            finally:
+                self._restore(replaced)
+        finally:
+            self._restore(replaced)
+            DeferredSignals.innermost = self.outer
+            self._deliver_all(caller)
+
+    def replace_handlers(self) -> None:
+        """Receive all signals that have a handler in Python."""
+        handlers = {number: handler for number in CATCHABLE if callable(handler := _get_handler(number))}
+        for number in self._handlers.keys() - handlers.keys():
+            del self._handlers[number]
+        for number, handler in handlers.items():
+            if handler is not self._receiver:
+                self._handlers[number] = users_handler(number, handler)
+                _set_handler(number, self._receiver)
+
+    def _restore(self, handlers: dict[int, Handler]) -> None:
+        """Put handlers back and remove them from the dictionary. Those that the user has installed meanwhile stay."""
+        for number, handler in list(handlers.items()):
+            if _get_handler(number) is self._receiver:
+                _set_handler(number, users_handler(number, handler))
+            handlers.pop(number, None)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_open:
+            self._handle(number, frame)
+            return
+        if number not in self._pending:
+            self._pending.append(number)
+        if is_user_code(frame) and not is_being_handled(self._raised):
+            self._deliver(frame)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Do what the user wants to happen on this signal."""
+        if number in self._handlers:
+            self._handlers[number](number, frame)
+        elif _get_handler(number) is not self._receiver:
+            signal.raise_signal(number)
+
+    def _deliver(self, frame: FrameType | None) -> None:
+        """Call the handlers of the signals received so far, and of those that arrive meanwhile."""
+        while self._pending:
+            try:
+                self._handle(self._pending.pop(0), frame)
+            except BaseException as error:
+                self._raised = error
+                raise
+
+    def _deliver_all(self, frame: FrameType | None) -> None:
+        """Do the same, but call the other handlers even if one raises."""
+        try:
+            self._deliver(frame)
+        finally:
+            self._raised = None
+            if self._pending:
+                self._deliver_all(frame)
+
+
+def users_handler(number: int, handler: Any) -> Handler:
+    """Return the handler behind one that belongs to a block that has ended."""
+    while isinstance(owner := getattr(handler, "__self__", None), DeferredSignals) and not owner.is_open:
+        handler = owner._handlers.get(number, signal.SIG_DFL)
+    found: Handler = handler
+    return found

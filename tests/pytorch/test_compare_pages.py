@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,7 @@ from vsgd_bench.compare.table import Cell, Table, assemble
 from vsgd_bench.compare.train import Run, failed
 from vsgd_bench.results import RunFile, packed
 
+ROOT = Path(__file__).parents[2]
 OURS = BY_NAME["vsgd"]
 TUNED = GRID._replace(name=REFERENCE)
 BY_KIND = {(comparison.measure, comparison.axis): comparison for comparison in COMPARISONS}
@@ -307,3 +310,27 @@ def test_bad_input_is_one_clear_line(arguments, words, tmp_path, capsys):
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1, said
     assert all(word in said for word in words)
+
+
+@pytest.mark.parametrize(
+    ("page", "suite", "arguments"),
+    [
+        ("networks", "small", ["--rates", "small/rates.json"]),
+        ("large", "large", ["--suite", "large", "--rates", "large/rates.json"]),
+        ("unseen", "unseen", ["--suite", "unseen", "--rates", "unseen/rates.json"]),
+        ("ablations", "ablations", ["--ablations", "--seeds", "2"]),
+        ("stress", "stress", ["--stress", "--seeds", "1"]),
+    ],
+)
+def test_the_tables_of_docs_are_those_of_the_stored_runs(page, suite, arguments, tmp_path, monkeypatch):
+    """Whatever version of the source the runs are of, and without any data: `make results` writes these pages."""
+    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VSGD_DATA", raising=False)
+    assert main(["compare", *arguments, "--stored", "--out", "."]) == 0
+    written, committed = (
+        [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        for path in (tmp_path / suite / "results.md", ROOT / "docs" / f"results-{page}.md")
+    )
+    assert len(written) > 10
+    assert written == committed

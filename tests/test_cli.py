@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -100,3 +101,37 @@ def test_interrupted_work_is_resumed(tmp_path):
 
 def test_version():
     assert vsgd("--version").stdout.startswith("vsgd 0.")
+
+
+FULL = "/dev/full"
+needs_full = pytest.mark.skipif(not os.path.exists(FULL), reason="needs /dev/full")
+
+
+@pytest.mark.parametrize("word", ["--model=--", "--out=--", "--mod=--", "--chunk-rows=--"])
+def test_two_dashes_are_not_a_value(word):
+    assert_one_clear_line(vsgd("predict", "data.csv", "--model", "m.npz", word), word, "./--")
+
+
+@needs_full
+@pytest.mark.parametrize("words", [["predict", "none.csv", "--model", "none.npz"], ["predict"], ["nonsense"]])
+@pytest.mark.parametrize("stream", ["full", "closed"])
+def test_a_mistake_is_exit_code_2_without_standard_error(words, stream):
+    redirect = f"2>{FULL}" if stream == "full" else "2>&-"
+    command = f"{sys.executable} -m vsgd {' '.join(words)} {redirect}"
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", "")
+
+
+@needs_full
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["fit", "--help"]])
+def test_help_that_cannot_be_written_is_exit_code_2(words):
+    with open(FULL, "w") as full:
+        command = [sys.executable, "-m", "vsgd", *words]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert_one_clear_line(result, "standard output")
+
+
+def test_help_is_exit_code_0():
+    result = vsgd("fit", "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "--delimiter" in result.stdout

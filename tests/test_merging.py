@@ -243,7 +243,7 @@ def test_merged_files_score_better_than_each_and_go_on(tmp_path):
         model.write_bytes(content)
         succeeds("fit", path, "--model", model, "--passes", 2, "--resume")
     again = tmp_path / "again.npz"
-    assert "480 rows" in succeeds("merge", *models, "--base", out, "--model", again)
+    assert "240 rows, 2 passes, 480 row visits" in succeeds("merge", *models, "--base", out, "--model", again)
     assert load(again).model.progress[ROWS] == 480
     refuses("merge", out, "--base", again, "--model", tmp_path / "no.npz", saying="has seen less than the base")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import gzip
+import inspect
 import io
 import sys
 
@@ -13,8 +15,11 @@ import pyarrow.parquet
 import pytest
 from command import refuses, scores, succeeds, vsgd
 
-from vsgd.files import svmlight
+from vsgd.files import cells, svmlight
+from vsgd.files.settings import DEFAULT, PENALTY_OF
 from vsgd.files.storage import load
+from vsgd.linear.penalties import PENALTIES
+from vsgd.sklearn import VSGDClassifier
 
 
 def write_csv(path, names, rows):
@@ -274,7 +279,11 @@ class TestParquet:
         when = pyarrow.array([2**50, 0, 1, 2] * 5, pyarrow.timestamp("ms"))
         at = pyarrow.array([1, 2, 3, 4] * 5, pyarrow.timestamp("ns"))
         pyarrow.parquet.write_table(pyarrow.table({"when": when, "at": at, "y": [0, 1] * 10}), tmp_path / "d.parquet")
-        assert "2 texts (when, at)" in fit(tmp_path / "d.parquet", tmp_path)
+        words = ["--target", "y", "--model", tmp_path / "m.npz"]
+        refuses("fit", tmp_path / "d.parquet", *words, saying="row 1: '<value out of range")
+        printed = fit(tmp_path / "d.parquet", tmp_path, "--skip-bad-lines")
+        assert "2 dates (when, at)" in printed
+        assert "5 bad lines skipped" in printed
 
     def test_missing_values_and_kinds(self, tmp_path):
         table = pyarrow.table(
@@ -349,3 +358,177 @@ def test_a_skipped_row_leaves_an_empty_prediction(tmp_path):
     outcome = vsgd("predict", asked, "--model", tmp_path / "m.npz", "--skip-bad-lines")
     assert outcome.out.splitlines() == ["p", "", "q"]
     assert "1 bad line" in outcome.err
+
+
+class TestDelimiters:
+    ROWS = (("1.5", "x, z", "p"), ("-2", "b; c|d", "q")) * 10
+
+    def write(self, path, delimiter):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter=delimiter)
+            writer.writerows([("a", "b", "y"), *self.ROWS])
+        return path
+
+    @pytest.mark.parametrize(
+        ("delimiter", "name"), [(",", ""), (";", "a semicolon"), ("\t", "a tab"), ("|", "a vertical bar")]
+    )
+    def test_is_detected_and_named(self, tmp_path, delimiter, name):
+        data = self.write(tmp_path / "d.csv", delimiter)
+        printed = fit(data, tmp_path)
+        assert "1 number (a), 1 category (b); target y" in printed
+        assert (f"cells separated by {name} (detected" in printed) == bool(name)
+        assert ("(detected" in printed) == bool(name)
+        assert scores(data, "--model", tmp_path / "m.npz")["accuracy"] == 1
+        other = self.write(tmp_path / "e.csv", ",")
+        assert succeeds("predict", other, "--model", tmp_path / "m.npz").split() == ["p", "q"] * 10
+
+    def test_decimal_commas_do_not_hide_a_semicolon(self, tmp_path):
+        (tmp_path / "d.csv").write_text("a;y\n1,5;p\n2,5;q\n" * 1)
+        assert "1 category (a)" in fit(tmp_path / "d.csv", tmp_path)
+
+    def test_a_comma_is_preferred(self, tmp_path):
+        (tmp_path / "d.csv").write_text("a|b|c,y\n1|2|3,p\n4|5|6,q\n")
+        assert "1 category (a|b|c); target y" in fit(tmp_path / "d.csv", tmp_path)
+
+    @pytest.mark.parametrize(("option", "delimiter"), [(":", ":"), ("tab", "\t"), ("\\t", "\t"), (";", ";")])
+    def test_can_be_given(self, tmp_path, option, delimiter):
+        data = self.write(tmp_path / "d.csv", delimiter)
+        printed = fit(data, tmp_path, "--delimiter", option)
+        assert "target y" in printed
+        assert "(detected" not in printed
+        words = ["--model", tmp_path / "m.npz", "--delimiter", option]
+        assert scores(data, *words)["accuracy"] == 1
+
+    @pytest.mark.parametrize("option", ["", ",,", "é", '"', " ", "\n"])
+    def test_that_cannot_be(self, tmp_path, option):
+        words = ["--target", "y", "--model", tmp_path / "m.npz", "--delimiter", option]
+        refuses("fit", tmp_path / "d.csv", *words, saying="is not a single character")
+
+    def test_a_missing_column_says_what_separates_cells(self, tmp_path):
+        data = self.write(tmp_path / "d.csv", ";")
+        words = ["--target", "y", "--model", tmp_path / "m.npz", "--delimiter", ","]
+        refuses("fit", data, *words, saying="there is no column 'y'; there are a;b;y (cells are separated by a comma")
+        (tmp_path / "d.svm").write_text("1 1:1\n2 2:1\n")
+        refuses("fit", tmp_path / "d.svm", *words, saying="--delimiter is for CSV")
+
+
+class TestDates:
+    DAYS = ("2024-01-01", "2024-01-02", "", "1969-12-31")
+
+    @pytest.mark.parametrize(
+        ("text", "days"),
+        [
+            ("1970-01-01", 0.0),
+            ("1970-01-02T12:00", 1.5),
+            ("1970-01-02 06:00:00", 1.25),
+            ("1970-01-01T00:00:00.500Z", 0.5 / 86_400),
+            ("1970-01-01T02:00:00+02:00", 0.0),
+            ("1970-01-01T00:00-0600", 0.25),
+            ("1969-12-31", -1.0),
+            ("2024-02-29", 19_782.0),
+        ],
+    )
+    def test_are_days_since_1970(self, text, days):
+        assert cells.days_since_1970(text) == pytest.approx(days, abs=1e-12)
+
+    @pytest.mark.parametrize(
+        "text", ["", "20240101", "2024-13-01", "2023-02-29", "2024-1-1", "01/02/2024", "2024-01-01T25:00", "0000-01-01"]
+    )
+    def test_that_are_none(self, text):
+        assert cells.days_since_1970(text) is None
+
+    def test_are_the_same_in_csv_and_parquet(self, tmp_path):
+        days = [*self.DAYS] * 5
+        times = [f"2024-05-{1 + i:02d} 0{i % 10}:30:00" for i in range(20)]
+        targets = [i % 2 for i in range(20)]
+        write_csv(tmp_path / "d.csv", ["day", "at", "y"], zip(days, times, targets, strict=True))
+        table = pyarrow.table(
+            {
+                "day": pyarrow.array([datetime.date.fromisoformat(day) if day else None for day in days]),
+                "at": pyarrow.array([datetime.datetime.fromisoformat(at) for at in times], pyarrow.timestamp("us")),
+                "y": targets,
+            }
+        )
+        pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
+        models = []
+        for name in ("d.csv", "d.parquet"):
+            assert "2 dates (day, at); target y" in fit(tmp_path / name, tmp_path, "--passes", 1)
+            models.append(load(tmp_path / "m.npz"))
+        assert models[0].schema == models[1].schema
+        assert models[0].schema.means[0] == pytest.approx((19723 + 19724 - 1) / 3)
+        np.testing.assert_array_equal(models[0].model.table, models[1].model.table)
+
+    def test_a_cell_that_is_no_date_is_a_bad_row(self, tmp_path):
+        rows = [[day or "2020-01-01", i % 2] for i, day in enumerate(self.DAYS * 5)]
+        rows[3][0] = "soon"
+        data = write_csv(tmp_path / "d.csv", ["day", "y"], rows)
+        words = ["--target", "y", "--model", tmp_path / "m.npz"]
+        line = refuses("fit", data, *words, saying="line 5: 'soon' in column 'day' is not a date")
+        assert "--columns day=category" in line
+        assert "1 category (day)" in fit(data, tmp_path, "--columns", "day=category")
+
+
+class TestProbabilities:
+    @pytest.mark.parametrize("classes", [2, 3])
+    @pytest.mark.parametrize("loss", ["log_loss", "modified_huber"])
+    def test_are_those_of_the_estimator(self, tmp_path, classes, loss):
+        rng = np.random.default_rng(0)
+        X = rng.standard_normal((40, 2)).round(3)
+        rows = [[*row, f"c{i % classes}"] for i, row in enumerate(X.tolist())]
+        data = write_csv(tmp_path / "d.csv", ["a", "b", "y"], rows)
+        fit(data, tmp_path, "--loss", loss)
+        header, *lines = succeeds("predict", data, "--model", tmp_path / "m.npz", "--probabilities").splitlines()
+        assert header.split(",") == [f"c{k}" for k in range(classes)]
+        found = np.array([[float(cell) for cell in line.split(",")] for line in lines])
+        estimator = VSGDClassifier(loss=loss).fit(X, np.arange(40) % classes)
+        theta = load(tmp_path / "m.npz").model.table[:, 0]
+        estimator.coef_, estimator.intercept_ = theta[:-1].T.copy(), theta[-1].copy()
+        np.testing.assert_allclose(found, estimator.predict_proba(X), rtol=1e-12)
+        np.testing.assert_allclose(found.sum(axis=1), 1)
+        labels = succeeds("predict", data, "--model", tmp_path / "m.npz").split()
+        assert [f"c{k}" for k in found.argmax(axis=1)] == labels
+
+    @pytest.mark.parametrize("loss", ["hinge", "squared_error"])
+    def test_need_a_loss_that_has_them(self, tmp_path, loss):
+        data = write_csv(tmp_path / "d.csv", ["a", "y"], [[1, 0], [2, 1]] * 5)
+        fit(data, tmp_path, "--loss", loss, "--passes", 1)
+        words = ["--model", tmp_path / "m.npz", "--probabilities", "--out", tmp_path / "out"]
+        refuses("predict", data, *words, saying=f"has {loss}")
+        assert not (tmp_path / "out").exists()
+
+
+class TestPenalties:
+    def test_choices_and_default_are_those_of_the_estimator(self):
+        signature = inspect.signature(VSGDClassifier)
+        assert PENALTY_OF[DEFAULT.penalty] == signature.parameters["penalty"].default
+        assert DEFAULT.alpha == signature.parameters["alpha"].default
+        assert DEFAULT.l1_ratio == signature.parameters["l1_ratio"].default
+        assert [*PENALTY_OF.values()] == [*PENALTIES]
+
+    @pytest.mark.parametrize("penalty", [*PENALTY_OF])
+    def test_is_that_of_the_estimator(self, tmp_path, penalty):
+        data = write_csv(tmp_path / "d.csv", ["a", "b", "y"], two_columns(60))
+        words = ["--penalty", penalty, "--alpha", 0.1, "--l1-ratio", 0.3, "--passes", 2]
+        fit(data, tmp_path, *words)
+        estimator = VSGDClassifier(penalty=PENALTY_OF[penalty], alpha=0.1, l1_ratio=0.3)
+        estimator.classes_ = [0, 1]
+        assert load(tmp_path / "m.npz").task._replace(parameter=0) == estimator._training().task._replace(parameter=0)
+
+    def test_shrinks_coefficients(self, tmp_path):
+        data = write_csv(tmp_path / "d.csv", ["a", "b", "y"], two_columns(200))
+        fit(data, tmp_path)
+        free = load(tmp_path / "m.npz").model.table[:-1, 0]
+        fit(data, tmp_path, "--penalty", "l2", "--alpha", 0.1)
+        assert (np.abs(load(tmp_path / "m.npz").model.table[:-1, 0]) < np.abs(free)).all()
+
+    @pytest.mark.parametrize("words", [["--penalty", "l3"], ["--alpha", "-1"], ["--alpha", "nan"], ["--l1-ratio", "2"]])
+    def test_that_cannot_be(self, tmp_path, words):
+        refuses("fit", tmp_path / "d.csv", "--target", "y", "--model", tmp_path / "m.npz", *words)
+
+
+def test_merging_counts_rows_and_passes_apart(tmp_path):
+    for name in ("1", "2"):
+        data = write_csv(tmp_path / f"{name}.csv", ["a", "b", "y"], two_columns(30, seed=int(name)))
+        succeeds("fit", data, "--target", "y", "--model", tmp_path / f"{name}.npz", "--passes", 5)
+    merged = succeeds("merge", tmp_path / "1.npz", tmp_path / "2.npz", "--model", tmp_path / "m.npz")
+    assert "2 models, 60 rows, 5 passes, 300 row visits" in merged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pty
@@ -13,6 +14,7 @@ import pytest
 from command import refuses, succeeds
 
 from vsgd.errors import UserError
+from vsgd.integrations import run_file
 from vsgd.integrations.alarms import alarms
 from vsgd.integrations.run_file import HEADER, Reader, Record, TensorRecord, from_line, to_line
 from vsgd.integrations.watch import duration, sparkline, tensor_lines, view
@@ -237,3 +239,107 @@ def test_live_in_a_terminal(path):
         process.wait()
         process.stderr.close()
         os.close(ours)
+
+
+def with_field(name, value):
+    """A line of a log with one field replaced by other JSON."""
+    fields = json.loads(to_line(record(40, tensors=[tensor("a")]), None))
+    return json.dumps({**fields, name: "?"}).replace('"?"', value)
+
+
+class TestHostileLogs:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *((name, value) for name in ("step", "steps", "skipped") for value in ("NaN", "-1", "1.5", "true", '"3"')),
+            *((name, "9" * 400) for name in ("step", "steps", "skipped", "time")),
+            *(
+                (name, value)
+                for name in ("time", "loss", "gradients", "batch")
+                for value in ("NaN", "Infinity", "-Infinity", "1e999", "[]", "{}", '"x"', "false")
+            ),
+            ("time", "null"),
+            ("time", "1e300"),
+            ("time", "-1"),
+            ("gradients", "-1"),
+            ("names", "3"),
+            ("names", '["ab"]'),
+            ("names", "[[1, 2]]"),
+            ("names", "[[]]"),
+            ("names", '{"a": "b"}'),
+            ("tensors", "3"),
+            ("tensors", "null"),
+            ("tensors", "[3]"),
+            ("tensors", "[[]]"),
+            ("tensors", "[[1, 1, 1, 1, 1]]"),
+            ("tensors", "[[NaN, 1, 1, 1, 1, 1]]"),
+            ("tensors", "[[1, -1, 1, 1, 1, 1]]"),
+            ("tensors", '[["1", 1, 1, 1, 1, 1]]'),
+            ("tensors", '["abcdef"]'),
+        ],
+    )
+    def test_a_field_of_another_type_or_range_is_a_bad_line(self, path, name, value):
+        log_of(path, [record(20)])
+        with path.open("a") as file:
+            file.write(with_field(name, value) + "\n")
+        text = succeeds("watch", path)
+        assert "step       20" in text
+        assert "1 lines of the log could not be read" in text
+
+    @pytest.mark.parametrize("value", ["null", "1e101", "-1e300", "9" * 200, "5e-324", "0", "-3"])
+    def test_any_loss_is_shown(self, path, value):
+        path.write_text("\n".join([HEADER, *[with_field("loss", value)] * 20, ""]))
+        assert "step       40" in succeeds("watch", path)
+
+    @pytest.mark.parametrize(
+        "rates",
+        [
+            "null, 1, 1",
+            "null, null, 1",
+            "1, null, 2",
+            "0, 0, 0",
+            "5e-324, 1e-320, 1e-310",
+            "0, 1e-300, 1e99",
+            "9, 5, 1",
+        ],
+    )
+    def test_any_rates_are_drawn(self, path, rates):
+        path.write_text(f"{HEADER}\n" + with_field("tensors", f"[[{rates}, null, null, null]]") + "\n")
+        assert "eigenbasis" in succeeds("watch", path)
+
+    @pytest.mark.parametrize("name", ["\x1b[2J", "a\rb", "\x9b31m", "\u202e", "\ud800", "\x00", "a\nb"])
+    def test_nothing_is_printed_raw(self, tmp_path, name):
+        path = tmp_path / f"run{name}.jsonl" if "\x00" not in name and name != "\ud800" else tmp_path / "run.jsonl"
+        dead = tensor(name, rate=0.0, signal_to_noise=0.0)._replace(basis=name)
+        lines = json.dumps({**json.loads(to_line(record(20, tensors=[dead]), None)), "names": [[name, name]]})
+        path.write_text(f"{HEADER}\n{lines}\n")
+        text = succeeds("watch", path)
+        assert all(c == "\n" or c.isprintable() for c in text)
+        assert text.count(repr(name)[1:-1]) >= 3, "escaped in the table, and in the alarm"
+
+    def test_a_line_without_end_is_passed_over(self, path, monkeypatch):
+        monkeypatch.setattr(run_file, "MAX_LINE", 1000)
+        monkeypatch.setattr(run_file, "BLOCK", 64)
+        log_of(path, [record(20)])
+        with path.open("a") as file:
+            file.write("[" * 5000 + "\n" + to_line(record(40), None) + "\n" + "x" * 5000)
+        reader = Reader(path)
+        reader.update()
+        assert [r.step for r in reader.records] == [20, 40]
+        assert reader.bad_lines == 2
+        assert len(reader._rest) <= 1064
+
+    def test_records_of_a_long_log_are_thinned_out(self, path, monkeypatch):
+        monkeypatch.setattr(run_file, "MAX_RECORDS", 100)
+        reader = Reader(log_of(path, [record(k) for k in range(1, 2000)]))
+        reader.update()
+        steps = [r.step for r in reader.records]
+        assert len(steps) <= 100
+        assert steps[0] == 1
+        assert steps[-50:] == [*range(1950, 2000)]
+        assert steps == sorted(steps)
+
+    def test_only_a_regular_file_is_a_log(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        for path in (tmp_path, tmp_path / "pipe", "/dev/zero", "/dev/null"):
+            refuses("watch", path, saying="not a regular file")

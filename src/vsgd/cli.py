@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import io
+import itertools
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from vsgd import __version__
-from vsgd.errors import UserError, one_line
+from vsgd.errors import UserError, give_up, one_line, say
 from vsgd.files import add_commands
 from vsgd.integrations.watch import add_watch_command
 
@@ -30,7 +30,18 @@ class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
+        say(f"{self.prog}: {one_line(message)} (see {self.prog} --help)")
+        raise SystemExit(2)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help. Other than in `argparse`, an error of writing is not ignored."""
+        print(self.format_help(), end="", file=file)
+
+
+class PrintVersion(argparse.Action):
+    def __call__(self, main_parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"vsgd {__version__}")
+        main_parser.exit()
 
 
 def repository_only(arguments: argparse.Namespace) -> NoReturn:
@@ -53,7 +64,7 @@ def add_laboratory_commands(commands: Any) -> None:
 
 def parser() -> argparse.ArgumentParser:
     main_parser = OneLineParser(prog="vsgd", description="Stochastic gradient descent with nothing to tune.")
-    main_parser.add_argument("--version", action="version", version=f"vsgd {__version__}")
+    main_parser.add_argument("--version", action=PrintVersion, nargs=0, help="print the version")
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
 
     add_laboratory_commands(commands)
@@ -63,42 +74,63 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare_streams() -> None:
-    """UTF-8 whatever the locale; file names that are not UTF-8 come out as they went in."""
+    """Set UTF-8 whatever the locale; file names that are not UTF-8 are printed byte by byte as they are.
+
+    A standard stream that is closed becomes the null device, so that no file that is opened later takes its number.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
-def leave_standard_output() -> None:
-    """What could not be written is given up, so that the end of the process does not try again."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    main_parser = parser()
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        if word.startswith("--") and word.endswith("=--"):  # argparse would drop the value, and fail
+            main_parser.error(f"{word}: -- is not a value. For a file of that name, write ./--")
+    arguments, unknown = main_parser.parse_known_args(words)
+    if unknown and arguments.run is not repository_only:
+        main_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
+
+
+def run(words: Sequence[str]) -> None:
+    """Run a command, or print its help."""
+    try:
+        arguments = parsed(words)
+    except SystemExit as ended:
+        if ended.code:
+            raise
+    else:
+        arguments.run(arguments)
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns 0, or the exit codes that docs/sparse.md explains: 2, 130, 141."""
     prepare_streams()
-    main_parser = parser()
-    arguments, unknown = main_parser.parse_known_args(argv)
-    if unknown and arguments.run is not repository_only:
-        main_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        arguments.run(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        run(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         message, code = str(error), 2
     except BrokenPipeError:  # nobody reads on, as with `| head`
-        leave_standard_output()
+        give_up(sys.stdout)
         return 141  # what a shell says of SIGPIPE
     except OSError as error:
-        leave_standard_output()
+        give_up(sys.stdout)
         message, code = f"{error.filename or 'cannot write to standard output'}: {error.strerror or error}", 2
     except MemoryError as error:
-        message, code = f"not enough memory: {error}. Take fewer --chunk-rows or --hash-bits.", 2
+        message, code = f"not enough memory: {error or 'no more is free'}. Take fewer --chunk-rows or --hash-bits.", 2
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        say("")
         message, code = INTERRUPTED, 130
     else:
         return 0
-    print(f"vsgd: {one_line(message)}", file=sys.stderr)
+    say(f"vsgd: {one_line(message)}")
     return code

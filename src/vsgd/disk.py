@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from vsgd.errors import UserError, one_line
+from vsgd.errors import UserError, one_line, say
 
 try:
     import fcntl
@@ -56,6 +57,38 @@ def descriptor_of(path: Path) -> int | None:
 def is_stream(path: Path) -> bool:
     """Whether the path is no regular file and none that could become one: a device, a pipe, an open file."""
     return descriptor_of(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+KINDS_REFUSED = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def _is_null_device(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.stat(os.devnull).st_rdev
+
+
+def check_input(path: Path) -> None:
+    """Refuse to read what is neither a regular file nor a pipe: a device may have no end.
+
+    Standard input (`-` or /dev/stdin) may also be a terminal, a socket or the null device.
+    """
+    standard = str(path) == "-" or descriptor_of(path) == 0
+    status = os.fstat(0) if str(path) == "-" else os.stat(path)
+    if standard and (stat.S_ISSOCK(status.st_mode) or _is_null_device(status) or os.isatty(0)):
+        return
+    for is_kind, name in KINDS_REFUSED:
+        if is_kind(status.st_mode):
+            raise UserError(f"cannot read {path}: it is {name}. Name a regular file or a pipe.")
+
+
+def open_input(path: Path) -> io.BufferedReader:
+    """Open a regular file or a pipe for reading; `-` is standard input."""
+    check_input(path)
+    return open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-")
 
 
 @contextlib.contextmanager
@@ -271,7 +304,7 @@ def read_checked(path: Path) -> dict[str, Any] | None:
 
 def say_damaged(path: Path, why: object) -> None:
     message = f"{path} is damaged ({why}) and not used; what it held is computed again if need be."
-    print(f"vsgd: {one_line(message)}", file=sys.stderr)
+    say(f"vsgd: {one_line(message)}")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
 """The errors that are meant for people."""
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 
 class UserError(Exception):
@@ -16,6 +19,22 @@ def one_line(message: object) -> str:
 def install(extra: str) -> str:
     """Return the command that installs an extra. The package is on no index, so it is installed from its source."""
     return f"run `pip install '.[{extra}]'` in a clone of vsgd"
+
+
+def give_up(stream: TextIO | None) -> None:
+    """Drop what could not be written to a standard stream, so that the end of the process does not try again."""
+    with suppress(OSError, AttributeError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
+
+
+def say(line: str) -> None:
+    """Print a line to standard error. If that is closed or full, the line is dropped; the exit code remains."""
+    if sys.stderr is None:
+        return
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        give_up(sys.stderr)
 
 
 @contextmanager

@@ -8,9 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vsgd.arguments import LARGEST_SEED, at_least
+from vsgd.arguments import LARGEST_SEED, at_least, positive_number
 from vsgd.errors import UserError, install
-from vsgd.files.settings import DEFAULT, MOST_HASH_BITS, columns_argument
+from vsgd.files.settings import (
+    DEFAULT,
+    MAX_ALPHA,
+    MAX_HASH_BITS,
+    PENALTY_OF,
+    columns_argument,
+    delimiter_argument,
+    number_between,
+)
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION
 
 __all__ = ["add_commands"]
@@ -39,6 +47,12 @@ def add_commands(commands: Any) -> None:
     rows.add_argument(
         "--chunk-rows", type=at_least(1), help=f"rows in memory at a time (default: {DEFAULT.chunk_rows})"
     )
+    rows.add_argument(
+        "--delimiter",
+        type=delimiter_argument,
+        metavar="CHARACTER",
+        help="what separates the cells of CSV; tab is a tab (default: detected among , ; | and tab)",
+    )
     rows.add_argument("--skip-bad-lines", action="store_true", help="count and skip lines that cannot be read")
     data = argparse.ArgumentParser(add_help=False)
     data.add_argument("data", type=Path, help=f"{FORMATS}; - and pipes")
@@ -53,7 +67,7 @@ def add_commands(commands: Any) -> None:
         type=columns_argument,
         default=[],
         metavar="NAME=KIND,...",
-        help="kinds of columns where the guess is wrong: number, category, text or ignore",
+        help="kinds of columns where the guess is wrong: number, date, category, text or ignore",
     )
     command.add_argument(
         "--text", action="append", default=[], metavar="COLUMN", help="short for --columns COLUMN=text"
@@ -61,8 +75,24 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--category", action="append", default=[], metavar="COLUMN", help="and for COLUMN=category")
     command.add_argument(
         "--hash-bits",
-        type=at_least(1, MOST_HASH_BITS),
+        type=at_least(1, MAX_HASH_BITS),
         help=f"2^this columns for words and names (default: {DEFAULT.hash_bits})",
+    )
+    command.add_argument("--penalty", choices=[*PENALTY_OF], help=f"on the coefficients (default: {DEFAULT.penalty})")
+    command.add_argument(
+        "--alpha", type=number_between(0, MAX_ALPHA), help=f"weight of the penalty (default: {DEFAULT.alpha:g})"
+    )
+    command.add_argument(
+        "--l1-ratio",
+        type=number_between(0, 1),
+        help=f"share of L1 in the penalty elasticnet (default: {DEFAULT.l1_ratio:g})",
+    )
+    command.add_argument(
+        "--max-model-gb",
+        type=positive_number,
+        default=4.0,
+        metavar="GB",
+        help="refuse to begin a model that takes more memory than this (default: 4)",
     )
     command.add_argument("--passes", type=at_least(1), default=5, help="passes over the files (default: 5)")
     command.add_argument(
@@ -92,6 +122,11 @@ def add_commands(commands: Any) -> None:
 
     command = commands.add_parser("predict", parents=[data, model, rows], help="write a prediction per row")
     command.add_argument("--out", type=Path, help="file to write (default: the terminal)")
+    command.add_argument(
+        "--probabilities",
+        action="store_true",
+        help="write the probability of every class, below a header with the classes",
+    )
     command.set_defaults(run=later("predict"))
 
     command = commands.add_parser("score", parents=[data, model, rows], help="print loss and accuracy on a file")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,11 @@ import numpy as np
 from vsgd.linear.gate import LARGEST_VALUE
 
 WORD = re.compile(r"\w+")
+DATE = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
+    r"(?:[T ]([01][0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9])(?:\.([0-9]{1,9}))?)?"
+    r"(Z|z|[+-][0-9]{2}(?::?[0-5][0-9])?)?)?"
+)
 
 # fmt: off
 MISSING = frozenset([
@@ -83,6 +90,45 @@ def is_number(text: str) -> bool:
     return True
 
 
+def is_date(text: str) -> bool:
+    return days_since_1970(text) is not None
+
+
+def days_since_1970(text: str) -> float | None:
+    """Return an ISO 8601 date or time stamp in days since 1970-01-01 UTC; None if it is neither.
+
+    A time stamp without an offset is taken as UTC.
+    """
+    match = DATE.fullmatch(text.strip())
+    if match is None:
+        return None
+    year, month, day, hour, minute, second, fraction, offset = match.groups()
+    try:
+        days = date(int(year), int(month), int(day)).toordinal() - date(1970, 1, 1).toordinal()
+    except ValueError:
+        return None
+    if hour is None:
+        return float(days)
+    east = 0
+    if offset and offset not in "Zz":
+        east = int(offset[0] + "1") * (60 * int(offset[1:3]) + int(offset[3:].removeprefix(":") or 0))
+    minutes = 60 * int(hour) + int(minute) - east
+    return days + (60 * minutes + int(second or 0) + float(f"0.{fraction or 0}")) / 86_400
+
+
+def day(text: str, name: str) -> float:
+    """Return the date in a cell of this column as a number; NaN if it is missing."""
+    if is_missing(text):
+        return math.nan
+    days = days_since_1970(text)
+    if days is None:
+        raise BadRow(
+            f"{shown(text)} in column {name!r} is not a date such as 2024-05-31 or 2024-05-31T12:00:00Z "
+            f"(--columns {name}=category takes it as a name)"
+        )
+    return days
+
+
 def numbers(cells: Sequence[str], names: Sequence[str]) -> Any:
     """The numbers in the cells of a row; missing ones are NaN."""
     try:
@@ -95,14 +141,19 @@ def numbers(cells: Sequence[str], names: Sequence[str]) -> Any:
     return np.array([number(cell, name) for cell, name in zip(cells, names, strict=True)])
 
 
-def hashed(token: str, buckets: int) -> int:
-    return zlib.crc32(token.encode()) % buckets
+def hashed_name(name: str, cell: str, buckets: int) -> int:
+    """Return the hashed column of a category; a missing one is a category of its own."""
+    return zlib.crc32((f"{name}=" if is_missing(cell) else f"{name}={cell}").encode()) % buckets
 
 
-def name_token(name: str, cell: str) -> str:
-    """A missing name is a name of its own."""
-    return f"{name}=" if is_missing(cell) else f"{name}={cell}"
+def hashed_words(name: str, cell: str, buckets: int) -> Iterator[int]:
+    """Yield the hashed column of each word of a text."""
+    if not is_missing(cell):
+        start = zlib.crc32(f"{name}:".encode())
+        for word in WORD.finditer(cell.lower()):
+            yield zlib.crc32(word[0].encode(), start) % buckets
 
 
-def word_tokens(name: str, cell: str) -> list[str]:
-    return [] if is_missing(cell) else [f"{name}:{word}" for word in WORD.findall(cell.lower())]
+def has_many_words(cell: str, most: int) -> bool:
+    """Return whether a cell has more than `most` words."""
+    return next(itertools.islice(WORD.finditer(cell), most, None), None) is not None

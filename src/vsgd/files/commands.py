@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import io
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from vsgd.algorithms.columns import COLUMNS
-from vsgd.disk import check_writable, descriptor_of, is_stream, output, refuse_same
-from vsgd.errors import UserError
+from vsgd.disk import check_input, check_writable, descriptor_of, is_stream, output, refuse_same
+from vsgd.errors import UserError, say
 from vsgd.files.merging import check_alike
 from vsgd.files.merging import merge as merge_models
 from vsgd.files.passes import passes_over
@@ -22,24 +22,36 @@ from vsgd.files.reading import Chunk, Source, check_format, chunks
 from vsgd.files.scan import Scan, guess_schema, scan
 from vsgd.files.settings import DEFAULT, Settings, kinds_said, refuse_other_settings, settings_of
 from vsgd.files.sources import is_pipe
-from vsgd.files.storage import Trained, load, outputs_of, save, task_of
+from vsgd.files.storage import (
+    Trained,
+    available_memory,
+    check_header_length,
+    load,
+    model_bytes,
+    outputs_of,
+    save,
+    task_of,
+)
 from vsgd.files.targets import Spread, r_squared, reader_of, spread_over
 from vsgd.linear import new_model
 from vsgd.linear.gate import MOST_COLUMNS
 from vsgd.linear.losses import LARGEST_LOG_MEAN
-from vsgd.linear.model import FIELDS, ROWS
+from vsgd.linear.model import ROWS
+from vsgd.linear.probabilities import WITH_PROBABILITIES, probabilities
 from vsgd.linear.training import coefficients, mean_loss
 
 
 def source_of(arguments: argparse.Namespace) -> Source:
-    return Source(arguments.data, arguments.skip_bad_lines)
+    return Source(arguments.data, arguments.skip_bad_lines, arguments.delimiter)
 
 
 def sources_of(arguments: argparse.Namespace) -> list[Source]:
     """The files to learn from, all of the format and the columns of the first."""
-    sources = [Source(path, arguments.skip_bad_lines) for path in arguments.data]
+    sources = [Source(path, arguments.skip_bad_lines, arguments.delimiter) for path in arguments.data]
     for source in sources:
         if is_pipe(source.path):
+            with contextlib.suppress(OSError):  # reported when it is read
+                check_input(source.path)
             raise UserError(
                 "vsgd fit reads its data several times, and a pipe can be read once. Save them to a file first."
             )
@@ -51,32 +63,37 @@ def bad_lines(count: int) -> str:
     return f"{count} bad line{'s' if count > 1 else ''}"
 
 
-def check_room(columns: int, outputs: int, jobs: int) -> None:
-    """Refuse a model that memory has no room for, before the machine stands still."""
-    copies = 2 if jobs == 1 else 2 + 2 * jobs  # itself, what is written of it, and what each process has and sends
-    size = copies * 8 * columns * FIELDS * outputs
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
-    if columns > MOST_COLUMNS or size > memory:
+def check_room(columns: int, outputs: int, jobs: int, max_gigabytes: float) -> None:
+    """Refuse a model that is larger than the limit, or that memory has no room for."""
+    size = model_bytes(columns, outputs)
+    copies = 1 if jobs == 1 else 2 + 2 * jobs  # itself, what is written of it, and what each process has and sends
+    if columns > MOST_COLUMNS or size > 1e9 * max_gigabytes:
         raise UserError(
-            f"a model of {columns} columns and {outputs} outputs takes {size / 1e9:.3g} GB, and this machine has "
-            f"{memory / 1e9:.3g} GB. Number the columns of svmlight without gaps, or take fewer --hash-bits or --jobs."
+            f"a model of {columns:,} columns and {outputs} outputs takes {size / 1e9:.3g} GB, and {max_gigabytes:g} GB "
+            f"is the limit (--max-model-gb). Number the columns of svmlight without gaps, or take fewer --hash-bits."
+        )
+    if copies * size > available_memory():
+        raise UserError(
+            f"a model of {columns:,} columns and {outputs} outputs takes {copies * size / 1e9:.3g} GB with --jobs "
+            f"{jobs}, and there are {available_memory() / 1e9:.3g} GB of memory. Take fewer --hash-bits or --jobs."
         )
 
 
-def begin(found: Scan, settings: Settings, jobs: int) -> Trained:
-    """A model that has learnt nothing yet."""
+def begin(found: Scan, settings: Settings, jobs: int, max_gigabytes: float) -> Trained:
+    """Return a model that has not been trained."""
     task, outputs = task_of(settings.loss, len(found.classes)), outputs_of(len(found.classes))
-    check_room(found.schema.columns + 1, outputs, jobs)
-    return Trained(
+    check_room(found.schema.columns + 1, outputs, jobs, max_gigabytes)
+    kept = {name: value for name, value in settings._asdict().items() if name != "hash_bits"}
+    trained = Trained(
         model=new_model(found.schema.columns + 1, outputs, task, COLUMNS, settings.seed),
         schema=found.schema,
-        loss=settings.loss,
         classes=found.classes,
         passes=0,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        chunk_rows=settings.chunk_rows,
+        rows=0,
+        **kept,
     )
+    check_header_length(trained)
+    return trained
 
 
 def resume(arguments: argparse.Namespace, sources: list[Source]) -> tuple[Trained, Scan]:
@@ -96,15 +113,15 @@ def fit(arguments: argparse.Namespace) -> None:
     """Train a linear model on files, in several passes of constant memory."""
     sources = sources_of(arguments)
     check_writable(arguments.model)
-    say_to = sys.stderr if descriptor_of(arguments.model) == 1 else sys.stdout
+    report = say if descriptor_of(arguments.model) == 1 else print
     if arguments.resume and arguments.model.exists():
         trained, found = resume(arguments, sources)
     else:
         settings = settings_of(arguments)
-        schema, line = guess_schema(sources[0].path, arguments.target, kinds_said(arguments), settings.hash_bits)
-        print(line, file=say_to)
+        schema, line = guess_schema(sources[0], arguments.target, kinds_said(arguments), settings.hash_bits)
+        report(line)
         found = scan(sources, schema, settings.loss)
-        trained = begin(found, settings, min(arguments.jobs, len(sources)))
+        trained = begin(found, settings, min(arguments.jobs, len(sources)), arguments.max_model_gb)
     begun = trained.passes
     with passes_over(sources, arguments.jobs, found.rows) as one_pass:
         while trained.passes < arguments.passes:
@@ -112,9 +129,11 @@ def fit(arguments: argparse.Namespace) -> None:
             if trained.passes == arguments.passes or not is_stream(arguments.model):
                 save(arguments.model, trained)
             note = f", {bad_lines(skipped)} skipped" if skipped else ""
-            print(f"pass {trained.passes}: loss {loss:.6g}, {rows} rows{note}", file=say_to, flush=True)
+            report(f"pass {trained.passes}: loss {loss:.6g}, {rows} rows{note}")
+            if sys.stdout is not None:
+                sys.stdout.flush()
     done = "wrote" if trained.passes > begun else "nothing to do for"
-    print(f"{done} {arguments.model}", file=say_to)
+    report(f"{done} {arguments.model}")
 
 
 def merge(arguments: argparse.Namespace) -> None:
@@ -130,9 +149,9 @@ def merge(arguments: argparse.Namespace) -> None:
     except ValueError as error:
         raise UserError(f"cannot merge with --base {arguments.base}: {error}") from None
     save(arguments.model, merged)
-    say_to = sys.stderr if descriptor_of(arguments.model) == 1 else sys.stdout
-    rows = merged.model.progress[ROWS]
-    print(f"wrote {arguments.model}: {len(models)} models, {rows} rows learned from", file=say_to)
+    report = say if descriptor_of(arguments.model) == 1 else print
+    counts = f"{merged.rows} rows, {merged.passes} passes, {merged.model.progress[ROWS]} row visits"
+    report(f"wrote {arguments.model}: {len(models)} models, {counts}")
 
 
 def predictions(arguments: argparse.Namespace, trained: Trained, with_targets: bool) -> Iterator[tuple[Chunk, Any]]:
@@ -152,29 +171,42 @@ def predicted_numbers(trained: Trained, margins: Any) -> Any:
     return np.exp(np.minimum(margins[:, 0], LARGEST_LOG_MEAN)) if trained.loss == "poisson" else margins[:, 0]
 
 
-def written(trained: Trained, margins: Any) -> list[str]:
-    """Predictions as they are written: labels as in the training data, numbers with all their digits."""
+def written(trained: Trained, margins: Any, with_probabilities: bool) -> list[list[str]]:
+    """Return a line per row: the label as in the training data, the number, or the probability of each class."""
+    if with_probabilities:
+        return [[*map(repr, row)] for row in probabilities(margins, trained.loss, softmax=False).tolist()]
     if trained.classes:
-        return [trained.classes[i] for i in predicted_classes(margins)]
-    return [repr(value) for value in predicted_numbers(trained, margins).tolist()]
+        return [[trained.classes[i]] for i in predicted_classes(margins)]
+    return [[repr(value)] for value in predicted_numbers(trained, margins).tolist()]
+
+
+def as_csv(rows: Iterable[list[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    """Write one prediction per row, in the order of the file, as CSV; an empty line for a row that is skipped."""
+    """Write one prediction per row, in the order of the file, as CSV; an empty line for a row that is skipped.
+
+    Probabilities have a column per class, and a header that names the classes.
+    """
     refuse_same(arguments.out, arguments.data, "the data file")
     refuse_same(arguments.out, arguments.model, "the model")
     trained = load(arguments.model)
+    if arguments.probabilities and trained.loss not in WITH_PROBABILITIES:
+        losses = " or ".join(WITH_PROBABILITIES)
+        raise UserError(f"--probabilities needs a model with --loss {losses}; {arguments.model} has {trained.loss}")
     skipped = 0
     with output(arguments.out) as write:
+        if arguments.probabilities:
+            write(as_csv([trained.classes]))
         for chunk, margins in predictions(arguments, trained, with_targets=False):
-            labels = iter(written(trained, margins))
-            text = io.StringIO()
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerows([next(labels)] if good else [] for good in chunk.good)
-            write(text.getvalue().encode())
+            lines = iter(written(trained, margins, arguments.probabilities))
+            write(as_csv(next(lines) if good else [] for good in chunk.good))
             skipped += len(chunk.good) - len(chunk.y)
     if skipped:
-        print(f"vsgd: {bad_lines(skipped)}, with an empty prediction", file=sys.stderr)
+        say(f"vsgd: {bad_lines(skipped)}, with an empty prediction")
 
 
 def score(arguments: argparse.Namespace) -> None:

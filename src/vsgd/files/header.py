@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from vsgd.arguments import LARGEST_SEED
-from vsgd.files.settings import MOST_HASH_BITS
-from vsgd.files.targets import classes_of
+from vsgd.files.settings import MAX_ALPHA, MAX_HASH_BITS, PENALTY_OF
+from vsgd.files.tables import MAX_NAME
+from vsgd.files.targets import MAX_CLASSES, MAX_TARGET, classes_of
 from vsgd.linear.gate import LARGEST_VALUE, MOST_COLUMNS
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION
 
@@ -26,8 +27,12 @@ def is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_text, value))
+def are_texts(longest: int) -> Holds:
+    return lambda value: isinstance(value, list) and all(is_text(x) and len(x) <= longest for x in value)
+
+
+def between(least: float, most: float) -> Holds:
+    return lambda value: type(value) is float and least <= value <= most
 
 
 def are_means(value: Any) -> bool:
@@ -39,20 +44,25 @@ FIELDS: dict[str, Holds] = {
     "vsgd": whole(0, 2**31),
     "schema": lambda value: isinstance(value, dict),
     "loss": lambda value: is_text(value) and value in {**CLASSIFICATION, **REGRESSION},
-    "classes": are_texts,
+    "classes": lambda value: are_texts(MAX_TARGET)(value) and len(value) <= MAX_CLASSES,
     "passes": whole(0, 2**31 - 1),
     "batch_size": COUNT,
     "seed": whole(0, LARGEST_SEED),
     "chunk_rows": COUNT,
+    "penalty": lambda value: is_text(value) and value in PENALTY_OF,
+    "alpha": between(0, MAX_ALPHA),
+    "l1_ratio": between(0, 1),
+    "rows": whole(0, 2**63 - 1),
 }
 SCHEMA: dict[str, Holds] = {
     "format": lambda value: is_text(value) and value in ("table", "svmlight"),
-    "target": is_text,
-    "numbers": are_texts,
-    "categories": are_texts,
-    "texts": are_texts,
+    "target": lambda value: is_text(value) and len(value) <= MAX_NAME,
+    "numbers": are_texts(MAX_NAME),
+    "dates": are_texts(MAX_NAME),
+    "categories": are_texts(MAX_NAME),
+    "texts": are_texts(MAX_NAME),
     "means": are_means,
-    "hash_bits": whole(0, MOST_HASH_BITS),
+    "hash_bits": whole(0, MAX_HASH_BITS),
     "columns": whole(0, MOST_COLUMNS),
 }
 
@@ -71,13 +81,14 @@ def check_header(header: dict[str, Any]) -> None:
     check_fields(header, FIELDS)
     schema = header["schema"]
     check_fields(schema, SCHEMA)
-    names = [*schema["numbers"], *schema["categories"], *schema["texts"], schema["target"]]
+    inputs = [*schema["numbers"], *schema["dates"]]
+    names = [*inputs, *schema["categories"], *schema["texts"], schema["target"]]
     hashed = 2 ** schema["hash_bits"] if schema["categories"] or schema["texts"] else 0
     classes = header["classes"]
     fits_together = {
-        "columns": schema["format"] == "svmlight" or schema["columns"] == len(schema["numbers"]) + hashed,
+        "columns": schema["format"] == "svmlight" or schema["columns"] == len(inputs) + hashed,
         "names": len(set(names)) == len(names) and (schema["format"] == "table" or names == [""]),
-        "means": len(schema["means"]) == len(schema["numbers"]),
+        "means": len(schema["means"]) == len(inputs),
         "classes": len(classes_of(classes)) == len(classes)
         and (len(classes) >= 2) == (header["loss"] in CLASSIFICATION),
     }

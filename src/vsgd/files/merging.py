@@ -21,6 +21,7 @@ def settings_of(trained: Trained) -> dict[str, Any]:
         "format": schema.format,
         "target": schema.target,
         "number columns": schema.numbers,
+        "date columns": schema.dates,
         "category columns": schema.categories,
         "text columns": schema.texts,
         "hash bits": schema.hash_bits,
@@ -29,6 +30,9 @@ def settings_of(trained: Trained) -> dict[str, Any]:
         "loss": trained.loss,
         "batch size": trained.batch_size,
         "chunk rows": trained.chunk_rows,
+        "penalty": trained.penalty,
+        "alpha": trained.alpha,
+        "l1 ratio": trained.l1_ratio,
     }
 
 
@@ -61,4 +65,5 @@ def merge(models: Sequence[Trained], base: Trained | None = None) -> Trained:
         model=merged,
         schema=models[0].schema._replace(means=mean_of_missing(models, base)),
         passes=max(trained.passes for trained in models),
+        rows=sum(trained.rows for trained in models),
     )

@@ -59,7 +59,7 @@ def one_pass(sources: Sequence[Source], trained: Trained, part: tuple[int, ...],
                     total, seen = total + loss * count, seen + count
                     bar.update(count)
                     bar.set_postfix(loss=f"{loss:.4g}")
-    return Passed(trained._replace(passes=trained.passes + 1), total / max(seen, 1), seen, skipped)
+    return Passed(trained._replace(passes=trained.passes + 1, rows=seen), total / max(seen, 1), seen, skipped)
 
 
 def learn_part(connection: Connection, sources: Sequence[Source], part: int) -> None:

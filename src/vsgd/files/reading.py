@@ -20,8 +20,10 @@ from vsgd.files.targets import ReadTarget
 
 Made = TypeVar("Made")
 
-MOST_ELEMENTS = 20_000_000
-"""Of a chunk: rows may be long."""
+MAX_ELEMENTS = 1 << 22
+"""Maximum number of elements of a chunk, since rows may be long; each row counts as `ROW_ELEMENTS` more."""
+
+ROW_ELEMENTS = 32
 
 
 class Chunk(NamedTuple):
@@ -33,10 +35,14 @@ class Chunk(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where rows come from, and whether bad ones are skipped."""
+    """Where rows come from, whether bad ones are skipped, and what separates cells of CSV; None to detect it."""
 
     path: Path
     skip_bad_lines: bool
+    delimiter: str | None = None
+
+    def table(self) -> Table:
+        return open_table(self.path, self.delimiter)
 
 
 def each(
@@ -64,8 +70,8 @@ def check_format(path: Path, schema: Schema) -> None:
 
 
 def target_place(path: Path, table: Table, target: str) -> int:
-    if target not in table.names:
-        raise UserError(f"{path} lacks the target column {target!r}")
+    if target not in table.names or target in table.nested:
+        raise UserError(f"{path} lacks the target column {target!r}{table.hint}")
     return table.names.index(target)
 
 
@@ -79,20 +85,23 @@ def examples(source: Source, schema: Schema, read_target: ReadTarget | None) -> 
     if schema.format == "svmlight":
         lines = lines_of(blocks(source.path))
         return each(source, "line", lines, lambda line: Example(line.columns, line.values, read(line.target)))
-    table = open_table(source.path)
-    encoder = Encoder(schema, table.names, source.path)
+    table = source.table()
+    encoder = Encoder(schema, table, source.path)
     place = target_place(source.path, table, schema.target) if read_target else 0
     return each(source, table.unit, table.rows, lambda row: Example(*encoder.elements(row), read(row[place])))
 
 
 def chunks(source: Source, schema: Schema, rows: int, read_target: ReadTarget | None) -> Iterator[Chunk]:
-    """The file as matrices of at most so many rows. Columns that a model does not know are left out."""
+    """Yield the file as matrices of at most `rows` rows, fewer if they are long.
+
+    Columns that the model does not know are left out.
+    """
     batch: list[Example | None] = []
     elements = 0
     for example in examples(source, schema, read_target):
         batch.append(example)
-        elements += 0 if example is None else len(example.columns)
-        if len(batch) == rows or elements >= MOST_ELEMENTS:
+        elements += ROW_ELEMENTS + (0 if example is None else len(example.columns))
+        if len(batch) == rows or elements >= MAX_ELEMENTS:
             yield assemble(batch, schema.columns)
             batch, elements = [], 0
     if batch:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +14,16 @@ from vsgd.files.schema import Encoder, Schema, described, infer, listed, schema_
 from vsgd.files.settings import Kinds
 from vsgd.files.sources import blocks, is_svmlight
 from vsgd.files.svmlight import lines_of
-from vsgd.files.tables import open_table
-from vsgd.files.targets import ReadTarget, classes_of, number_reader, present
+from vsgd.files.tables import Table, delimiter_name
+from vsgd.files.targets import MAX_CLASSES, ReadTarget, classes_of, number_reader, present
 from vsgd.linear import CLASSIFICATION
 
 ROWS_TO_GUESS = 1000
-CELLS_TO_GUESS = 1_000_000
-MOST_CLASSES = 1000
+BYTES_TO_GUESS = 1 << 26
+"""Kinds of columns are guessed from rows that take about this much memory at most."""
+
+CELL_BYTES = 57
+"""Memory of an empty cell: a string, and its place in a list."""
 
 
 class Scan(NamedTuple):
@@ -32,21 +33,38 @@ class Scan(NamedTuple):
     rows: int
 
 
-def guess_schema(path: Path, target: str | None, said: Kinds, hash_bits: int) -> tuple[Schema, str]:
-    """What the columns are taken for, and one line that says so."""
-    if is_svmlight(path):
+def guess_schema(source: Source, target: str | None, said: Kinds, hash_bits: int) -> tuple[Schema, str]:
+    """Return the schema, with the kinds of columns guessed where they are not given, and one line that describes it."""
+    if is_svmlight(source.path):
+        if source.delimiter is not None:
+            raise UserError("--delimiter is for CSV; svmlight has blanks between its elements")
         if said:
             raise UserError("--columns, --text and --category are for tables; every column of svmlight is a number")
-        return Schema("svmlight", "", [], [], [], [], hash_bits, 0), "svmlight"
+        return Schema("svmlight", "", [], [], [], [], [], hash_bits, 0), "svmlight"
     if target is None:
         raise UserError("--target must name the column to predict")
-    table = open_table(path)
-    good = (row for _, row in table.rows if not isinstance(row, BadRow))
-    first = list(itertools.islice(good, min(ROWS_TO_GUESS, max(10, CELLS_TO_GUESS // len(table.names)))))
+    table = source.table()
+    first = rows_to_guess(table)
     if not first:
-        raise UserError(f"{path} has no rows")
-    kinds = infer(table.names, first, target, said)
-    return schema_of(kinds, target, hash_bits), described(kinds, target)
+        raise UserError(f"{source.path} has no rows")
+    kinds = infer(table, first, target, said)
+    line = described(kinds, target)
+    if source.delimiter is None and table.delimiter not in ("", ","):
+        line += f"; cells separated by {delimiter_name(table.delimiter)} (detected; --delimiter sets another)"
+    return schema_of(kinds, target, hash_bits), line
+
+
+def rows_to_guess(table: Table) -> list[Sequence[str]]:
+    """Return the first good rows, not more than memory has room for."""
+    found: list[Sequence[str]] = []
+    size = 0
+    for _, row in table.rows:
+        if not isinstance(row, BadRow):
+            found.append(row)
+            size += CELL_BYTES * len(row) + sum(map(len, row))
+            if len(found) == ROWS_TO_GUESS or size > BYTES_TO_GUESS:
+                break
+    return found
 
 
 class Labels:
@@ -57,8 +75,8 @@ class Labels:
 
     def __call__(self, text: str) -> float:
         self.seen.add(present(text))
-        if len(self.seen) > MOST_CLASSES:
-            raise UserError(f"more than {MOST_CLASSES} classes; for numbers choose --loss squared_error")
+        if len(self.seen) > MAX_CLASSES:
+            raise UserError(f"more than {MAX_CLASSES} classes; for numbers choose --loss squared_error")
         return 0.0
 
 
@@ -66,7 +84,7 @@ def scan(sources: Sequence[Source], schema: Schema, loss: str) -> Scan:
     """Go through all rows: count them, collect the classes, the means of numbers and the columns of svmlight."""
     labels = Labels()
     read_target = labels if loss in CLASSIFICATION else number_reader(loss)
-    check_alike([source.path for source in sources])
+    check_alike(sources)
     if schema.format == "svmlight":
         found = _scan_svmlight(sources, schema, read_target)
     else:
@@ -82,14 +100,15 @@ def scan(sources: Sequence[Source], schema: Schema, loss: str) -> Scan:
     return found._replace(classes=classes)
 
 
-def check_alike(paths: Sequence[Path]) -> None:
+def check_alike(sources: Sequence[Source]) -> None:
     """Refuse files that are not parts of one data set."""
-    first = paths[0]
-    names = None if is_svmlight(first) or len(paths) == 1 else set(open_table(first).names)
-    for path in paths[1:]:
+    first = sources[0].path
+    names = None if is_svmlight(first) or len(sources) == 1 else set(sources[0].table().names)
+    for source in sources[1:]:
+        path = source.path
         if is_svmlight(path) != is_svmlight(first):
             raise UserError(f"{path} cannot be learned from together with {first}: one is svmlight, one is a table")
-        if names is not None and (others := names ^ set(open_table(path).names)):
+        if names is not None and (others := names ^ set(source.table().names)):
             raise UserError(f"{path} and {first} differ in their columns: {listed(sorted(map(repr, others)))}")
 
 
@@ -107,7 +126,7 @@ def _scan_svmlight(sources: Sequence[Source], schema: Schema, read_target: ReadT
 
 
 def _scan_tables(sources: Sequence[Source], schema: Schema, read_target: ReadTarget) -> Scan:
-    rows, counts, sums = 0, np.zeros(len(schema.numbers)), np.zeros(len(schema.numbers))
+    rows, counts, sums = 0, np.zeros(len(schema.means)), np.zeros(len(schema.means))
     for source in sources:
         for values in _numbers_of(source, schema, read_target):
             if values is not None:
@@ -119,8 +138,8 @@ def _scan_tables(sources: Sequence[Source], schema: Schema, read_target: ReadTar
 
 def _numbers_of(source: Source, schema: Schema, read_target: ReadTarget) -> Iterator[Any]:
     """The numbers of each row of a table; None for a row that is skipped."""
-    table = open_table(source.path)
-    encoder = Encoder(schema, table.names, source.path)
+    table = source.table()
+    encoder = Encoder(schema, table, source.path)
     place = target_place(source.path, table, schema.target)
 
     def numbers_of(row: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -10,21 +11,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.errors import UserError
-from vsgd.files.cells import WORD, hashed, is_missing, is_number, name_token, numbers, word_tokens
+from vsgd.files.cells import day, has_many_words, hashed_name, hashed_words, is_date, is_missing, is_number, numbers
 from vsgd.files.settings import KINDS, Kinds
+from vsgd.files.tables import Table
 
 MANY_WORDS = 3
 NAMES_SHOWN = 8
 
 
 class Schema(NamedTuple):
-    """Numbers have a column each; categories and the words of a text are hashed into 2^hash_bits more.
+    """Numbers and dates have a column each; categories and words of texts are hashed into 2^hash_bits more.
 
     Attributes:
         format: "table", or "svmlight", whose rows are numbers already.
         target: name of the column to predict.
-        numbers, categories, texts: names of the columns of each kind.
-        means: of the numbers, over the rows that the model was begun with; they stand for missing ones.
+        numbers, dates, categories, texts: names of the columns of each kind.
+        means: of numbers and dates, over the rows that the model was begun with; they stand for missing ones.
         hash_bits: logarithm of the number of hashed columns.
         columns: of the matrix that comes out.
     """
@@ -32,6 +34,7 @@ class Schema(NamedTuple):
     format: str
     target: str
     numbers: list[str]
+    dates: list[str]
     categories: list[str]
     texts: list[str]
     means: list[float]
@@ -43,7 +46,8 @@ class Schema(NamedTuple):
         return 2**self.hash_bits if self.categories or self.texts else 0
 
     def kind_of(self, name: str) -> str:
-        for kind, names in (("number", self.numbers), ("category", self.categories), ("text", self.texts)):
+        kinds = {"number": self.numbers, "date": self.dates, "category": self.categories, "text": self.texts}
+        for kind, names in kinds.items():
             if name in names:
                 return kind
         return "ignore"
@@ -54,27 +58,35 @@ def guess(cells: Sequence[str]) -> str:
     present = [cell for cell in cells if not is_missing(cell)]
     if 2 * sum(map(is_number, present)) > len(present) or not present:
         return "number"
-    wordy = sum(len(WORD.findall(cell)) > MANY_WORDS for cell in present)
+    if 2 * sum(map(is_date, present)) > len(present):
+        return "date"
+    wordy = sum(has_many_words(cell, MANY_WORDS) for cell in present)
     return "text" if 2 * wordy > len(present) else "category"
 
 
-def infer(names: Sequence[str], rows: list[Sequence[str]], target: str, said: Kinds) -> Kinds:
-    """The kind of every column but the target: as said, or guessed from some rows."""
-    known = set(names)
+def infer(table: Table, rows: list[Sequence[str]], target: str, said: Kinds) -> Kinds:
+    """Return the kind of every column but the target: as given, or guessed from some rows."""
+    known = set(table.names)
     for name in [target, *said]:
         if name not in known:
-            raise UserError(f"there is no column {name!r}; there are {listed(names)}")
+            raise UserError(f"there is no column {name!r}; there are {listed(table.names)}{table.hint}")
+        if name in table.nested and said.get(name) != "ignore":
+            raise UserError(f"column {name!r} holds lists or structures, which cannot be learned from. Flatten it.")
     if target in said:
         raise UserError(f"{target!r} is the target, so it has no other kind")
-    return {name: said.get(name) or guess([row[i] for row in rows]) for i, name in enumerate(names) if name != target}
+    given = {**dict.fromkeys(table.nested, "ignore"), **said}
+    return {
+        name: given.get(name) or guess([row[i] for row in rows]) for i, name in enumerate(table.names) if name != target
+    }
 
 
 def schema_of(kinds: Kinds, target: str, hash_bits: int) -> Schema:
     """The schema of a table; its means are not known yet."""
     columns = {kind: [name for name, its in kinds.items() if its == kind] for kind in KINDS}
-    numbers, categories, texts = columns["number"], columns["category"], columns["text"]
-    schema = Schema("table", target, numbers, categories, texts, [0.0] * len(numbers), hash_bits, 0)
-    return schema._replace(columns=len(numbers) + schema.hashed_columns)
+    numbers, dates = columns["number"], columns["date"]
+    means = [0.0] * (len(numbers) + len(dates))
+    schema = Schema("table", target, numbers, dates, columns["category"], columns["text"], means, hash_bits, 0)
+    return schema._replace(columns=len(means) + schema.hashed_columns)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -105,31 +117,40 @@ def picker(names: Sequence[str], wanted: Iterable[str]) -> Callable[[Sequence[st
 class Encoder:
     """Rows of one file, whose columns have these names, as a schema wants them."""
 
-    def __init__(self, schema: Schema, names: Sequence[str], path: Path):
-        wanted = [*schema.numbers, *schema.categories, *schema.texts]
-        known = set(names)
+    def __init__(self, schema: Schema, table: Table, path: Path):
+        wanted = [*schema.numbers, *schema.dates, *schema.categories, *schema.texts]
+        names, known = table.names, set(table.names) - table.nested
         if absent := [name for name in wanted if name not in known]:
-            raise UserError(f"{path} lacks the column {listed([*map(repr, absent)])} that the model was trained with")
+            columns = listed([*map(repr, absent)])
+            raise UserError(f"{path} lacks the column {columns} that the model was trained with{table.hint}")
         self.schema = schema
+        self.dates = picker(names, schema.dates)
         self.numbers = picker(names, schema.numbers)
         self.categories = picker(names, schema.categories)
         self.texts = picker(names, schema.texts)
         self.means = np.array(schema.means)
 
     def numbers_of(self, row: Sequence[str]) -> Any:
-        """The numbers of a row; missing ones are NaN."""
-        return numbers(self.numbers(row), self.schema.numbers)
+        """Return the numbers and the dates of a row; missing ones are NaN."""
+        values = numbers(self.numbers(row), self.schema.numbers)
+        if not self.schema.dates:
+            return values
+        days = [day(cell, name) for cell, name in zip(self.dates(row), self.schema.dates, strict=True)]
+        return np.concatenate([values, days])
 
     def elements(self, row: Sequence[str]) -> tuple[Any, Any]:
         """Columns and values of the elements of a row that are not zero."""
         values = self.numbers_of(row)
         values = np.where(np.isnan(values), self.means, values)
-        tokens = [name_token(*pair) for pair in zip(self.schema.categories, self.categories(row), strict=True)]
-        for name, cell in zip(self.schema.texts, self.texts(row), strict=True):
-            tokens += word_tokens(name, cell)
         columns = np.flatnonzero(values)
-        if not tokens:
+        buckets = self.schema.hashed_columns
+        if not buckets:
             return columns, values[columns]
-        first, buckets = len(values), self.schema.hashed_columns
-        places = np.array([first + hashed(token, buckets) for token in tokens])
+        categories = zip(self.schema.categories, self.categories(row), strict=True)
+        texts = zip(self.schema.texts, self.texts(row), strict=True)
+        hashed = itertools.chain(
+            (hashed_name(name, cell, buckets) for name, cell in categories),
+            itertools.chain.from_iterable(hashed_words(name, cell, buckets) for name, cell in texts),
+        )
+        places = len(values) + np.fromiter(hashed, np.int64)
         return np.concatenate([columns, places]), np.concatenate([values[columns], np.ones(len(places))])

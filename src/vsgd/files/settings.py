@@ -4,32 +4,70 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from vsgd.errors import UserError
+from vsgd.linear.penalties import DEFAULT_ALPHA, DEFAULT_L1_RATIO, DEFAULT_PENALTY, PENALTIES
 
 if TYPE_CHECKING:
     from vsgd.files.storage import Trained
 
-KINDS = {"number": "numbers", "category": "categories", "text": "texts", "ignore": "ignored"}
+KINDS = {"number": "numbers", "date": "dates", "category": "categories", "text": "texts", "ignore": "ignored"}
 """The kinds of column, and how several of one kind are called."""
 
-MOST_HASH_BITS = 30
+MAX_HASH_BITS = 30
+MAX_ALPHA = 1e6
 
 Kinds = dict[str, str]
 
 
+def penalty_name(penalty: str | None) -> str:
+    return penalty or "none"
+
+
+PENALTY_OF = {penalty_name(penalty): penalty for penalty in PENALTIES}
+"""Penalties of the estimators by their names on the command line."""
+
+
 class Settings(NamedTuple):
-    """What the model file remembers, and what it is if nothing is said."""
+    """Settings that the model file stores, with their defaults. `penalty` is "none" where an estimator has None."""
 
     loss: str = "log_loss"
     batch_size: int = 16
     seed: int = 0
     chunk_rows: int = 10_000
     hash_bits: int = 18
+    penalty: str = penalty_name(DEFAULT_PENALTY)
+    alpha: float = DEFAULT_ALPHA
+    l1_ratio: float = DEFAULT_L1_RATIO
 
 
 DEFAULT = Settings()
+
+
+def delimiter_argument(text: str) -> str:
+    """One character; \\t and the word tab are a tab."""
+    character = {"\\t": "\t", "tab": "\t"}.get(text, text)
+    if len(character) != 1 or character in '"\r\n ' or not character.isascii():
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a single character such as , ; | or tab")
+    return character
+
+
+def number_between(least: float, most: float) -> Callable[[str], float]:
+    """A number from `least` to `most`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from {least:g} to {most:g}")
+        return value
+
+    return number
 
 
 def columns_argument(text: str) -> Kinds:

@@ -1,20 +1,29 @@
-"""Bytes and lines of files and pipes, gzipped or not. Only errors of reading are blamed on a file."""
+"""Bytes and lines of files and pipes, gzipped or not, in bounded memory.
+
+Compressed data are decompressed a block at a time, and no line may be longer than `MAX_LINE`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import io
+import itertools
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from vsgd.disk import open_input
 from vsgd.errors import UserError
+from vsgd.files.cells import BadRow
 
 GZIP = b"\x1f\x8b"
 BLOCK = 1 << 20
 """Bytes read at a time."""
+
+MAX_LINE = 1 << 24
+"""Maximum length of a line, and of a CSV record over several lines: characters of a table, bytes of svmlight."""
 
 SVMLIGHT = (".svm", ".libsvm", ".svmlight")
 
@@ -28,6 +37,10 @@ def is_svmlight(path: Path) -> bool:
     return suffix(path) in SVMLIGHT
 
 
+def too_long() -> BadRow:
+    return BadRow(f"longer than {MAX_LINE:,} characters")
+
+
 def is_pipe(path: Path) -> bool:
     """Whether the data can be read once only; `-` is standard input."""
     return str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir())
@@ -35,9 +48,9 @@ def is_pipe(path: Path) -> bool:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file to read. What goes wrong is told in one line."""
+    """Open a regular file or a pipe; report errors of reading in one line."""
     try:
-        with open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
+        with open_input(path) as file:
             zipped = path.suffix == ".gz" or file.peek(len(GZIP)).startswith(GZIP)
             yield gzip.GzipFile(fileobj=file) if zipped else file  # type: ignore[misc]
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -54,7 +67,54 @@ def blocks(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def lines(path: Path) -> Iterator[str]:
-    """Lines with their ends, without a byte order mark."""
+def _lines(path: Path) -> Iterator[str | None]:
+    """Yield lines with their ends, without a byte order mark; None for a line that is too long."""
     with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        yield from text
+        while line := text.readline(MAX_LINE + 1):
+            if len(line) <= MAX_LINE:
+                yield line
+                continue
+            while line and line[-1] not in "\r\n":
+                line = text.readline(BLOCK)
+            yield None
+
+
+class Lines:
+    """Iterate over the lines of a text file.
+
+    Raises BadRow if a line, or the lines since `begin_record` together, are longer than `MAX_LINE`. The iteration can
+    continue after that with the next line.
+    """
+
+    def __init__(self, path: Path):
+        self._lines: Iterator[str | None] = _lines(path)
+        self._length = 0
+        self._number = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def begin_record(self) -> int:
+        """Return the number of the next line, from 1 on, where a record begins."""
+        self._length = 0
+        return self._number + 1
+
+    def peek(self, count: int) -> list[str]:
+        """Return the next lines without consuming them, up to `count` and up to a line that is too long."""
+        ahead = list(itertools.islice(self._lines, count))
+        self._lines = itertools.chain(ahead, self._lines)
+        whole: list[str] = []
+        for line in ahead:
+            if line is None:
+                break
+            whole.append(line)
+        return whole
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._number += 1
+        if line is not None:
+            self._length += len(line)
+            if self._length <= MAX_LINE:
+                return line
+        raise too_long()

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import math
+import os
 import zipfile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from vsgd.disk import write_whole
+from vsgd.disk import Write, open_input, output
 from vsgd.errors import UserError
 from vsgd.files.header import Refused, check_header
 from vsgd.files.schema import Schema
+from vsgd.files.settings import PENALTY_OF
+from vsgd.files.sources import BLOCK
 from vsgd.linear import Model
 from vsgd.linear.gate import Expected, description_of
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION, Task
-from vsgd.linear.model import aligned_zeros
+from vsgd.linear.model import FIELDS, aligned_zeros
+from vsgd.linear.penalties import penalty_weights
 
-VERSION = 4
+VERSION = 5
+
+MAX_HEADER = 1 << 26
+"""Maximum length of the JSON header, in bytes."""
+
+MAX_PIPE = 1 << 30
+"""Maximum number of bytes of a model that is read from a pipe."""
+
+MAX_READ = 1 << 20
+"""Maximum number of bytes that an archive may ask for at once, its directory included."""
 
 
 class Trained(NamedTuple):
-    """A model and what is needed to use it or to go on training it."""
+    """A model and what is needed to use it or to go on training it.
+
+    Attributes:
+        rows: number of rows in one pass over the data, of the latest pass; the sum over models that were merged.
+        penalty, alpha, l1_ratio: as in `Settings`.
+    """
 
     model: Model
     schema: Schema
@@ -34,14 +54,19 @@ class Trained(NamedTuple):
     batch_size: int
     seed: int
     chunk_rows: int
+    penalty: str
+    alpha: float
+    l1_ratio: float
+    rows: int
 
     @property
     def task(self) -> Task:
-        return task_of(self.loss, len(self.classes))
+        l1, l2 = penalty_weights(PENALTY_OF[self.penalty], self.alpha, self.l1_ratio)
+        return task_of(self.loss, len(self.classes))._replace(l1=l1, l2=l2)
 
 
 def task_of(loss: str, classes: int) -> Task:
-    """The task that the estimators of `vsgd.sklearn` make of a loss by default."""
+    """Return the task that the estimators of `vsgd.sklearn` make of a loss, without a penalty."""
     number = {**CLASSIFICATION, **REGRESSION}[loss]
     natural = loss in CLASSIFICATION or loss == "poisson"
     parameter = 0.5 if loss == "quantile" else 0.1
@@ -62,41 +87,121 @@ def digest(header: dict[str, Any], arrays: dict[str, Any]) -> str:
     return checksum.hexdigest()
 
 
+def is_finite(array: Any) -> bool:
+    """Return whether all numbers are finite, with little memory beyond that of the array."""
+    flat = array.reshape(-1)
+    return all(np.isfinite(flat[at : at + BLOCK]).all() for at in range(0, flat.size, BLOCK))
+
+
+def available_memory() -> float:
+    """Return the bytes of memory that this process can have: of the machine, of its control group, by its limit."""
+    limits = [math.inf]
+    if hasattr(os, "sysconf"):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(OSError, ValueError):  # not everywhere, and "max" is no number
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    with contextlib.suppress(ModuleNotFoundError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limits += [] if limit == resource.RLIM_INFINITY else [limit]
+    return min(limits)
+
+
+def model_bytes(columns: int, outputs: int) -> int:
+    return 8 * FIELDS * columns * outputs
+
+
+def header_of(trained: Trained) -> dict[str, Any]:
+    header = {"vsgd": VERSION, **trained._asdict(), "schema": trained.schema._asdict()}
+    del header["model"]
+    return header
+
+
+def check_header_length(trained: Trained) -> None:
+    """Refuse a model whose header `load` would refuse, before it is trained."""
+    if len(json.dumps(header_of(trained))) > MAX_HEADER // 2:  # means and counts take more digits later
+        raise UserError(f"the names of {trained.schema.columns} columns are too long for a model file. Shorten them.")
+
+
+class _Stream:
+    """A file that can only be written to, as `zipfile` needs it."""
+
+    def __init__(self, write: Write):
+        self._write = write
+
+    def write(self, data: bytes) -> int:
+        self._write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
 def save(path: Path, trained: Trained) -> None:
-    """Replace the file by this model, if all its numbers are finite."""
+    """Replace the file by this model, if all its numbers are finite. No copy of the model is made."""
     arrays = trained.model._asdict()
     for name, array in arrays.items():
-        if not np.isfinite(array).all():
+        if not is_finite(array):
             raise UserError(
                 f"the {name} of the model has numbers that are not finite after pass {trained.passes}, so it is not "
                 f"saved. Scale the columns or targets with the largest values down."
             )
-    header = {"vsgd": VERSION, **trained._asdict(), "schema": trained.schema._asdict()}
-    del header["model"]
+    header = header_of(trained)
     text = json.dumps({**header, "sha256": digest(header, arrays)})
-    buffer = io.BytesIO()
-    np.savez(buffer, header=np.frombuffer(text.encode(), np.uint8), **arrays)
-    write_whole(path, buffer.getbuffer())
+    with output(path) as write, zipfile.ZipFile(_Stream(write), "w") as archive:  # type: ignore[call-overload]
+        for name, array in {"header": np.frombuffer(text.encode(), np.uint8), **arrays}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), version=(1, 0), allow_pickle=False)
+
+
+class _BoundedReads:
+    """A file of which no large piece is read at once, so that memory does not follow what an archive claims."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.size = file.seek(0, io.SEEK_END)
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        rest = self.size - self._file.tell()
+        if (size < 0 and rest > MAX_READ) or size > MAX_READ:
+            raise ValueError(f"{size} bytes are to be read at once")
+        return self._file.read(size)
 
 
 def load(path: Path) -> Trained:
-    """The model in a file, or one line that says why it is refused. Nothing is half-loaded."""
+    """Return the model in a file, or raise a UserError that says why it is refused. Nothing is half-loaded."""
     try:
-        with path.open("rb") as file:
-            return _read(file if file.seekable() else io.BytesIO(file.read()))
+        with open_input(path) as file:
+            return _read(file if file.seekable() else _content(file))
     except Refused as refused:
         raise UserError(f"{path} cannot be used: {refused}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (UserError, MemoryError):
+        raise
     except Exception:  # zipfile, NumPy and json raise a dozen kinds when bytes are not what they should be
         raise UserError(f"{path} is not a model of this program, or is damaged") from None
 
 
+def _content(file: IO[bytes]) -> IO[bytes]:
+    """Return what comes out of a pipe."""
+    content = io.BytesIO()
+    while block := file.read(BLOCK):
+        if content.tell() == 0 and not block.startswith(b"PK"):
+            raise ValueError("not an archive")
+        if content.tell() + len(block) > MAX_PIPE:
+            raise Refused(f"more than {MAX_PIPE / 1e9:.3g} GB came out of a pipe. Save it to a file first.")
+        content.write(block)
+    return content
+
+
 def _read(file: IO[bytes]) -> Trained:
-    size = file.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(file) as archive:
+    bounded = _BoundedReads(file)
+    with zipfile.ZipFile(bounded) as archive:
         for member in archive.infolist():  # stored as we store them, they cannot hold more than the file does
-            if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 or member.file_size > size:
+            if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 or member.file_size > bounded.size:
                 raise ValueError(f"{member.filename} is compressed, encrypted or cut short")
         header = _header(archive)
         if header["vsgd"] != VERSION:
@@ -104,7 +209,13 @@ def _read(file: IO[bytes]) -> Trained:
         claimed = header.pop("sha256")
         check_header(header)
         schema = Schema(**header["schema"])
-        description = description_of(schema.columns + 1, outputs_of(len(header["classes"])), averaged=False)
+        columns, outputs = schema.columns + 1, outputs_of(len(header["classes"]))
+        if model_bytes(columns, outputs) > min(available_memory(), bounded.size):
+            raise Refused(
+                f"its header has {columns:,} columns and {outputs} outputs, {model_bytes(columns, outputs) / 1e9:.3g} "
+                f"GB. The file has {bounded.size / 1e9:.3g} GB, and memory {available_memory() / 1e9:.3g} GB."
+            )
+        description = description_of(columns, outputs, averaged=False)
         if sorted(archive.namelist()) != sorted(f"{name}.npy" for name in ["header", *description]):
             raise Refused("it holds other arrays than a model has")
         arrays = {name: _array(archive, name, expected) for name, expected in description.items()}
@@ -115,14 +226,17 @@ def _read(file: IO[bytes]) -> Trained:
 
 
 def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
+    size = archive.getinfo("header.npy").file_size
+    if size > MAX_HEADER:
+        raise Refused(f"its header has {size / 1e6:.3g} MB, and {MAX_HEADER / 1e6:.3g} MB is the limit")
     with archive.open("header.npy") as file:
         np.lib.format.read_magic(file)
         np.lib.format.read_array_header_1_0(file)
-        return dict(json.loads(file.read()))
+        return dict(json.loads(b"".join(iter(lambda: file.read(BLOCK), b""))))
 
 
 def _array(archive: zipfile.ZipFile, name: str, expected: Expected) -> Any:
-    """An array of the model, its shape and type compared with what the header implies before any of it is read."""
+    """Return an array of the model. Shape and type must be what the header implies before any of it is read."""
     with archive.open(f"{name}.npy") as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another format of arrays")
@@ -130,9 +244,13 @@ def _array(archive: zipfile.ZipFile, name: str, expected: Expected) -> Any:
         if shape != expected.shape or dtype != np.dtype(expected.dtype) or fortran_order:
             order = ", by columns" if fortran_order else ""
             raise Refused(f"its {name} is {dtype.str} of shape {shape}{order}, where {expected} is needed")
-        content = file.read()
         array = aligned_zeros(shape).view(expected.dtype)
-        array[...] = np.frombuffer(content, expected.dtype).reshape(shape)
-    if not np.isfinite(array).all() or (name == "progress" and array.min() < 0):
+        content, at = array.reshape(-1).view(np.uint8), 0
+        while block := file.read(BLOCK):
+            content[at : at + len(block)] = np.frombuffer(block, np.uint8)  # fails if there is too much
+            at += len(block)
+        if at != content.size:
+            raise ValueError(f"{name} is cut short")
+    if not is_finite(array) or (name == "progress" and array.min() < 0):
         raise Refused(f"its {name} has numbers that are not finite, or counts below zero")
     return array

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.files.cells import BadRow, finite, plain_float, shown
+from vsgd.files.sources import MAX_LINE, too_long
 from vsgd.jit import kept
 from vsgd.linear.gate import LARGEST_VALUE
 
@@ -26,6 +28,7 @@ POWERS = tuple(10.0**n for n in range(23))
 LARGEST = 2**53
 """Up to here float64 has every whole number."""
 MOST_DIGITS = len(str(LARGEST))
+CELL = re.compile(r"\S+")
 DIGITS = re.compile("[0-9]+")
 ELEMENT = re.compile("[0-9]+:")
 
@@ -40,10 +43,13 @@ class Line(NamedTuple):
 
 def line_of(text: str) -> Line:
     """What a line means."""
-    cells = text.partition("#")[0].split()
-    target = "" if ELEMENT.match(cells[0]) else cells.pop(0)
-    columns, values = [], []
-    for cell in cells:
+    target = ""
+    columns, values = array("q"), array("d")  # which take far less memory than lists
+    for number, match in enumerate(CELL.finditer(text.partition("#")[0])):
+        cell = match[0]
+        if number == 0 and not ELEMENT.match(cell):
+            target = cell
+            continue
         index, colon, value = cell.partition(":")
         if index == "qid":
             continue
@@ -51,7 +57,7 @@ def line_of(text: str) -> Line:
             raise BadRow(f"{shown(cell)} is not index:value")
         columns.append(int(index))
         values.append(value_of(value, index))
-    return Line(np.array(columns, np.int64), np.array(values), target)
+    return Line(np.array(columns, np.int64), np.array(values, float), target)
 
 
 def value_of(text: str, index: str) -> float:
@@ -175,7 +181,8 @@ def parse(text: Any, out: Parsed) -> int:
 
 def parsed(block: bytes) -> Parsed:
     """The lines of a block, whose last must have its newline."""
-    lines, elements = block.count(b"\n"), block.count(b":")
+    # an element that compiled code reads has at least four bytes: a digit, a colon, a digit and what ends it
+    lines, elements = block.count(b"\n"), min(block.count(b":"), len(block) // 4)
     of_line, of_value = np.empty((4, lines), np.int64), np.empty((2, elements), np.int64)
     out = Parsed(
         target_start=of_line[0],
@@ -195,17 +202,30 @@ def parsed(block: bytes) -> Parsed:
     return out
 
 
-def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """The file in pieces of whole lines, without a byte order mark. Every byte is copied a few times at most."""
+def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
+    """Yield pieces of whole lines, without a byte order mark; None for a line longer than `MAX_LINE`.
+
+    Blocks must not be longer than `MAX_LINE`. Every byte is copied a few times at most.
+    """
     pieces: list[bytes] = []
-    mark = BOM_UTF8
+    length, mark = 0, BOM_UTF8
     for block in blocks:
+        end = block.find(b"\n")
+        length += len(block) if end < 0 else end
+        if length > MAX_LINE:
+            pieces = []
+            if end < 0:
+                continue
+            yield None
+            block, length, mark = block[end + 1 :], len(block) - end - 1, b""
         whole, newline, rest = block.rpartition(b"\n")
         if newline:
             yield b"".join([*pieces, whole, newline]).removeprefix(mark)
-            pieces, mark = [], b""
+            pieces, length, mark = [], len(rest), b""
         pieces.append(rest)
-    if last := b"".join(pieces).removeprefix(mark):
+    if length > MAX_LINE:
+        yield None
+    elif last := b"".join(pieces).removeprefix(mark):
         yield last + b"\n"
 
 
@@ -213,9 +233,13 @@ def lines_of(blocks: Iterable[bytes]) -> Iterator[tuple[int, Line | BadRow]]:
     """Line numbers and lines, or what is wrong with them. Empty lines are passed over."""
     number = 0
     for block in whole_lines(blocks):
+        if block is None:
+            number += 1
+            yield number, too_long()
+            continue
         found = parsed(block)
         start, first = 0, 0
-        for target_start, target_end, end, last in zip(*(array.tolist() for array in found[:4]), strict=True):
+        for target_start, target_end, end, last in zip(*(places.tolist() for places in found[:4]), strict=True):
             number += 1
             if target_start < 0:
                 yield from unusual_line(number, block[start:end])

@@ -1,58 +1,110 @@
-"""Rows of CSV and Parquet files as lists of text."""
+"""Rows of CSV and Parquet files as sequences of text, in bounded memory."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vsgd.errors import UserError
-from vsgd.files.cells import BadRow
-from vsgd.files.sources import lines, suffix
+from vsgd.files.cells import BadRow, shown
+from vsgd.files.sources import MAX_LINE, Lines, suffix
 
-LONGEST_CELL = 2**31 - 1
-CELLS_AT_ONCE = 1 << 20
+DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
+"""What can separate the cells of a CSV file without `--delimiter`; a comma is preferred."""
+
+MAX_NAME = 1000
+"""Maximum length of the name of a column, in characters."""
 
 Rows = Iterator[tuple[int, Sequence[str] | BadRow]]
 
 
 class Table(NamedTuple):
-    """A header and its rows, each with its number; `unit` says what is counted."""
+    """The header of a file and its rows.
+
+    Attributes:
+        names: of the columns.
+        rows: the rows, each with its number.
+        unit: what is counted by these numbers, "line" or "row".
+        nested: names of columns that hold lists or structures; their cells are empty.
+        delimiter: what separates cells; empty if the file is not CSV.
+    """
 
     names: list[str]
     rows: Rows
     unit: str
+    nested: frozenset[str] = frozenset()
+    delimiter: str = ""
+
+    @property
+    def hint(self) -> str:
+        """How cells were separated, for messages about columns that are missing."""
+        return f" (cells are separated by {delimiter_name(self.delimiter)}; see --delimiter)" if self.delimiter else ""
 
 
-def open_table(path: Path) -> Table:
-    """A table by the name of its file; what has no name known here is CSV."""
-    table = parquet_table(path) if suffix(path) == ".parquet" else csv_table(path)
+def delimiter_name(delimiter: str) -> str:
+    return DELIMITERS.get(delimiter, repr(delimiter))
+
+
+def open_table(path: Path, delimiter: str | None = None) -> Table:
+    """Open a table by the name of its file; a name without a known ending is CSV."""
+    if suffix(path) == ".parquet":
+        from vsgd.files.parquet import parquet_table
+
+        table = parquet_table(path)
+    else:
+        table = csv_table(path, delimiter)
     seen: set[str] = set()
     for name in table.names:
         if name in seen:
-            raise UserError(f"{path} has two columns named {name!r}. Rename one of them.")
+            raise UserError(f"{path} has two columns named {shown(name)}. Rename one of them.")
+        if len(name) > MAX_NAME:
+            raise UserError(
+                f"{path} has a column with a name of {len(name)} characters, {shown(name)}. "
+                f"Shorten it to at most {MAX_NAME}, or check that the first line is a header."
+            )
         seen.add(name)
     return table
 
 
-def csv_table(path: Path) -> Table:
-    csv.field_size_limit(LONGEST_CELL)
-    reader = csv.reader(lines(path), strict=True)
+def count_cells(line: str, delimiter: str) -> int:
+    return len(next(csv.reader([line], delimiter=delimiter), []))
+
+
+def detect_delimiter(lines: Sequence[str]) -> str:
+    """Return what separates the cells, given the header and, if it is not blank, the line after it.
+
+    That line must have as many cells as the header. If several characters qualify, a comma is preferred, and then the
+    one that makes most cells. If none does, it is a comma.
+    """
+    counts = {}
+    for delimiter in DELIMITERS:
+        cells = [count_cells(line, delimiter) for line in lines if line.strip()]
+        if len(set(cells)) == 1 and cells[0] > 1:
+            counts[delimiter] = cells[0]
+    return "," if not counts or "," in counts else max(counts, key=counts.__getitem__)
+
+
+def csv_table(path: Path, delimiter: str | None) -> Table:
+    csv.field_size_limit(MAX_LINE)
+    lines = Lines(path)
     try:
+        if delimiter is None:
+            delimiter = detect_delimiter(lines.peek(2))
+        reader = csv.reader(lines, strict=True, delimiter=delimiter)
         names = next(reader, None)
-    except csv.Error as error:
+    except (csv.Error, BadRow) as error:
         raise UserError(f"{path}, line 1: {error}") from None
     if not names:
         raise UserError(f"{path} has no header" if names is not None else f"{path} is empty")
-    return Table(names, csv_rows(reader, len(names)), "line")
+    return Table(names, csv_rows(lines, reader, len(names)), "line", delimiter=delimiter)
 
 
-def csv_rows(reader: Any, width: int) -> Rows:
+def csv_rows(lines: Lines, reader: Any, width: int) -> Rows:
     """Rows of as many cells as there are names. A row is numbered by its first line."""
     while True:
-        line = reader.line_num + 1
+        line = lines.begin_record()
         try:
             cells = next(reader)
         except StopIteration:
@@ -60,55 +112,10 @@ def csv_rows(reader: Any, width: int) -> Rows:
         except csv.Error as error:
             yield line, BadRow(f"not CSV: {error}")
             continue
+        except BadRow as bad:
+            yield line, bad
+            continue
         if len(cells) == width:
             yield line, cells
         elif cells:
             yield line, BadRow(f"{len(cells)} cells instead of {width}")
-
-
-@contextlib.contextmanager
-def parquet_errors(path: Path) -> Iterator[None]:
-    """One line for whatever damage makes pyarrow raise, which is more than its own exceptions."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or first_line(error)}") from None
-    except Exception as error:
-        raise UserError(f"{path} is damaged, or not Parquet that can be read: {first_line(error)}") from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def parquet_table(path: Path) -> Table:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError:
-        raise UserError("Parquet files need pyarrow: pip install pyarrow") from None
-    if path.suffix == ".gz":
-        raise UserError(f"{path} cannot be read as it is: Parquet is compressed within. gunzip it first.")
-    with parquet_errors(path):
-        file = pyarrow.parquet.ParquetFile(path)
-        return Table(list(file.schema_arrow.names), parquet_rows(path, file), "row")
-
-
-def parquet_rows(path: Path, file: Any) -> Rows:
-    number = 0
-    with file, parquet_errors(path):
-        columns = len(file.schema_arrow.names)
-        for batch in file.iter_batches(batch_size=max(1, CELLS_AT_ONCE // max(columns, 1))):
-            for row in zip(*map(as_text, batch.columns), strict=True):
-                number += 1
-                yield number, row
-
-
-def as_text(column: Any) -> list[str]:
-    """The cells of a column of any type; a null is an empty one."""
-    import pyarrow
-
-    try:
-        cells = column.cast(pyarrow.string()).to_pylist()
-    except (pyarrow.ArrowNotImplementedError, pyarrow.ArrowInvalid):
-        cells = [None if cell is None else str(cell) for cell in column.to_pylist()]
-    return ["" if cell is None else cell for cell in cells]

@@ -14,6 +14,10 @@ from vsgd.linear import CLASSIFICATION
 
 DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,6})?")
 
+MAX_CLASSES = 1000
+MAX_TARGET = 1000
+"""Maximum length of a target, in characters."""
+
 ReadTarget = Callable[[str], float]
 
 
@@ -24,7 +28,8 @@ def as_number(label: str) -> Decimal | None:
 def keys_of(labels: Iterable[str]) -> dict[str, Hashable]:
     """What makes two labels the same class: their number if all of them are numbers, else their spelling."""
     numbers = {label: as_number(label) for label in labels}
-    return {label: label if None in numbers.values() else number for label, number in numbers.items()}
+    by_name = None in numbers.values()
+    return {label: label if by_name else number for label, number in numbers.items()}
 
 
 def classes_of(labels: Iterable[str]) -> list[str]:
@@ -38,6 +43,8 @@ def classes_of(labels: Iterable[str]) -> list[str]:
 def present(text: str) -> str:
     """The target of a row, without blanks around it."""
     text = text.strip()
+    if len(text) > MAX_TARGET:
+        raise BadRow(f"a target of {len(text)} characters, {shown(text)}; {MAX_TARGET} is the limit")
     if is_missing(text):
         raise BadRow(f"no target: {shown(text)} is a missing value" if text else "no target")
     return text

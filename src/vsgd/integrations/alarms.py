@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import mean, median
+from statistics import fmean, median
 
+from vsgd.errors import one_line
 from vsgd.integrations.run_file import Record, TensorRecord
 
 RECENT_STEPS = 100
@@ -37,8 +38,9 @@ def alarms(records: Sequence[Record]) -> list[str]:
 
 
 def _listed(tensors: Sequence[TensorRecord]) -> str:
-    names = [tensor.name for tensor in tensors]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """Return the first names, with control characters escaped."""
+    names = [one_line(tensor.name) for tensor in tensors[:3]]
+    return ", ".join(names) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
 
 
 def _not_finite(records: Sequence[Record]) -> list[str]:
@@ -56,7 +58,7 @@ def _rising(records: Sequence[Record]) -> list[str]:
     known = [record for record in records if math.isfinite(record.loss)]
     if len(known) < 2 * SMOOTHING:
         return []
-    means = [mean(record.loss for record in known[i : i + SMOOTHING]) for i in range(len(known) - SMOOTHING + 1)]
+    means = [fmean(record.loss for record in known[i : i + SMOOTHING]) for i in range(len(known) - SMOOTHING + 1)]
     lowest = min(range(len(means)), key=means.__getitem__)
     if not means[-1] > RISE * means[lowest] > 0:
         return []

@@ -1,7 +1,8 @@
 """The log of a training run: a header, then a line of JSON for every so many steps. Needs neither torch nor NumPy.
 
-A line says what tensors are called only if that has changed since the line before. What is not finite is null. Whoever
-reads meets a last line that is not whole yet, lines that a crash has cut, and files that are something else.
+A line has the names of tensors only if they have changed since the line before. A number that is not finite is null.
+`Reader` copes with a last line that is not complete yet, with lines that a crash has cut, and with any other content:
+every field is checked for its type and range, and memory is bounded whatever the length of lines and file.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +18,23 @@ from vsgd.errors import UserError
 
 HEADER = '{"vsgd": "run", "format": 1}'
 
+
+BLOCK = 1 << 20
+MAX_LINE = 1 << 22
+"""Maximum length of a line, in bytes."""
+
+MAX_RECORDS = 100_000
+"""Of a longer log, every second record of the older half is dropped, again and again."""
+
+MAX_COUNT = 2**53
+MAX_NUMBER = 1e100
+"""Larger numbers are taken as not known, so that sums and ratios stay finite."""
+
+MAX_TIME = 1e12
+"""In seconds since 1970."""
+
+MAX_NAME = 1000
+"""Longer names of tensors are cut."""
 
 TENSORS_KEPT = 3
 """A long run has many records, and only the last ones are asked for their tensors."""
@@ -65,8 +84,51 @@ def _number(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def _float(value: Any) -> float:
-    return math.nan if value is None else float(value)
+def _count(value: Any) -> int:
+    """Check a number of steps."""
+    if type(value) is not int or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{value!s:.40} is not a count")
+    return value
+
+
+def _float(value: Any, least: float = -math.inf) -> float:
+    """Check a number; NaN for null, and for what is too large to be computed with."""
+    if value is None:
+        return math.nan
+    if type(value) not in (int, float) or not least <= value < math.inf:
+        raise ValueError(f"{value!s:.40} is not a number that a log has")
+    return float(value) if abs(value) <= MAX_NUMBER else math.nan
+
+
+def _time(value: Any) -> float:
+    if not 0 <= (seconds := _float(value)) <= MAX_TIME:
+        raise ValueError(f"{value!s:.40} is not a time")
+    return seconds
+
+
+def _rate(value: Any) -> float:
+    return _float(value, least=0.0)
+
+
+def _constant(text: str) -> None:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _tensor(names: Any, numbers: Any) -> TensorRecord:
+    name, basis = names
+    if not isinstance(names, list) or not isinstance(name, str) or not isinstance(basis, str):
+        raise ValueError("the name of a tensor is not text")
+    low_rate, rate, high_rate, memory, signal_to_noise, outliers = numbers
+    return TensorRecord(
+        name=name[:MAX_NAME],
+        basis=basis[:MAX_NAME],
+        low_rate=_rate(low_rate),
+        rate=_rate(rate),
+        high_rate=_rate(high_rate),
+        memory=_float(memory),
+        signal_to_noise=_float(signal_to_noise),
+        outliers=_float(outliers),
+    )
 
 
 def to_line(record: Record, before: Record | None) -> str:
@@ -81,29 +143,29 @@ def to_line(record: Record, before: Record | None) -> str:
 
 
 def from_line(line: str, names: list[list[str]]) -> Record:
-    """The inverse; a ValueError if the line is nothing that `to_line` has made."""
+    """Return the record in a line. Raises ValueError if `to_line` cannot have written the line."""
     try:
-        fields = json.loads(line)
+        fields = json.loads(line, parse_constant=_constant)
         names, tensors = fields.get("names", names), fields["tensors"]
         if len(names) != len(tensors):  # the line that named them is lost
             names = [[f"tensor {i}", ""] for i in range(len(tensors))]
         named = zip(names, tensors, strict=True)
         return Record(
-            step=int(fields["step"]),
-            time=float(fields["time"]),
-            steps=int(fields["steps"]),
+            step=_count(fields["step"]),
+            time=_time(fields["time"]),
+            steps=_count(fields["steps"]),
             loss=_float(fields["loss"]),
-            gradients=_float(fields["gradients"]),
-            skipped=int(fields["skipped"]),
-            batch=_float(fields["batch"]),
-            tensors=tuple(TensorRecord(str(n), str(b), *map(_float, values)) for (n, b), values in named),
+            gradients=_rate(fields["gradients"]),
+            skipped=_count(fields["skipped"]),
+            batch=_rate(fields["batch"]),
+            tensors=tuple(_tensor(*pair) for pair in named),
         )
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
 def is_run(path: Path) -> bool:
-    """Does the file begin as a log does?"""
+    """Return whether the file begins as a log does."""
     with path.open("rb") as file:
         return file.read(len(HEADER)) == HEADER.encode()
 
@@ -120,26 +182,37 @@ class Reader:
         """Only the last ones have their tensors."""
         self.bad_lines = 0
         self._offset, self._rest = 0, b""
+        self._too_long = False
         self._taken_up = False
 
-    def update(self) -> bool:
-        """Read on, and say whether there was anything new. A file that has become shorter is read anew."""
+    def update(self) -> None:
+        """Read what is new. A file that has become shorter is read from its beginning again."""
         try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise UserError(f"cannot read {self.path}: it is not a regular file, as the log of a run is")
             with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._offset:
+                end = file.seek(0, os.SEEK_END)
+                if end < self._offset:
                     self._forget()
                 file.seek(self._offset)
-                new = file.read()
+                while self._offset < end and (block := file.read(min(BLOCK, end - self._offset))):
+                    self._read(block)
         except FileNotFoundError:
             message = f"there is no {self.path}. RunLog(opt, '{self.path}') in the training script writes it."
             raise UserError(message) from None
-        if self._offset == 0 and not HEADER.encode().startswith(new[: len(HEADER)]):
+
+    def _read(self, block: bytes) -> None:
+        if self._offset == 0 and not HEADER.encode().startswith(block[: len(HEADER)]):
             raise UserError(f"{self.path} is not the log of a run, which RunLog(opt, path) writes")
-        *lines, rest = (self._rest + new).split(b"\n")
-        self._offset, self._rest = self._offset + len(new), rest
+        *lines, rest = (self._rest + block).split(b"\n")
+        self._offset, self._rest = self._offset + len(block), rest
         for line in lines:
-            self._take(line.decode("utf-8", "replace").strip())
-        return bool(lines)
+            if not self._too_long:
+                self._take(line.decode("utf-8", "replace").strip())
+            self._too_long = False
+        if len(rest) > MAX_LINE:  # the remainder of the line is passed over
+            self.bad_lines += not self._too_long
+            self._rest, self._too_long = b"", True
 
     def _take(self, line: str) -> None:
         if not line or line == HEADER:  # a header in between: training was taken up again
@@ -159,3 +232,5 @@ class Reader:
         if len(self.records) > TENSORS_KEPT:
             old = len(self.records) - TENSORS_KEPT - 1
             self.records[old] = self.records[old]._replace(tensors=())
+        if len(self.records) > MAX_RECORDS:
+            del self.records[1 : MAX_RECORDS // 2 : 2]

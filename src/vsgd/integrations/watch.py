@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vsgd.arguments import positive_number
+from vsgd.errors import one_line
 from vsgd.integrations.alarms import alarms
 from vsgd.integrations.run_file import Reader, Record, TensorRecord
 
@@ -53,7 +54,7 @@ def rate_bar(tensor: TensorRecord, low: float, high: float) -> str:
     """From 5 to 95 in a hundred of the rates as a line, with a dot at the median, on one scale for all tensors."""
 
     def place(rate: float) -> int:
-        share = math.log(max(rate, low) / low) / math.log(high / low) if high > low else 0.5
+        share = math.log(rate / low) / math.log(high / low) if high > low and rate > low else 0.5 * (high <= low)
         return round(share * (BAR - 1))
 
     if not tensor.high_rate > 0:
@@ -67,14 +68,15 @@ def tensor_lines(tensors: tuple[TensorRecord, ...], room: int, width: int) -> li
     positive = [rate for t in tensors for rate in (t.low_rate, t.rate, t.high_rate) if rate > 0]
     high = max(positive, default=1.0)
     low = max(min(positive, default=1.0), 1e-8 * high)
-    longest = min(28, max((len(t.name) for t in tensors), default=6))
+    longest = min(28, max((len(one_line(t.name)) for t in tensors), default=6))
     scale = f"rates {low:.0e} to {high:.0e}"
     titles = f"{'median':>8}{'signal/noise':>14}{'memory':>8}{'outliers':>10}  coordinates"
     lines = [f"{'tensor':<{longest}}  {scale:<{BAR}}  {titles}"]
     shown = tensors if len(tensors) <= room else tensors[: max(1, room - 1)]
     for t in shown:
-        name = t.name if len(t.name) <= longest else "…" + t.name[1 - longest :]
-        numbers = f"{t.rate:>8.1e}{t.signal_to_noise:>14.2g}{t.memory:>8.1f}{t.outliers:>10.1%}  {t.basis}"
+        name = one_line(t.name)
+        name = name if len(name) <= longest else "…" + name[1 - longest :]
+        numbers = f"{t.rate:>8.1e}{t.signal_to_noise:>14.2g}{t.memory:>8.1f}{t.outliers:>10.1%}  {one_line(t.basis)}"
         lines.append(f"{name:<{longest}}  {rate_bar(t, low, high)}  {numbers}")
     if len(shown) < len(tensors):
         lines.append(f"… and {len(tensors) - len(shown)} more: a higher window, or --once, shows them")
@@ -96,11 +98,11 @@ def view(reader: Reader, size: os.terminal_size, now: float, color: bool) -> str
     def paint(text: str, code: str) -> str:
         return f"{code}{text}{END}" if color else text
 
-    lines = [paint(f"{reader.path}"[: size.columns], BOLD)]
+    lines = [paint(one_line(reader.path)[: size.columns], BOLD)]
     if not (records := reader.records):
         return "\n".join([*lines, "no step has been recorded yet"])
     first, last = records[0], records[-1]
-    elapsed = last.time - first.time
+    elapsed = max(0.0, last.time - first.time)
     pace = f", {(last.step - first.step) / elapsed:.3g} steps/s" if elapsed > 0 else ""
     lines += [f"step       {last.step:<10,} {duration(elapsed)}{pace}", loss_line(records, size.columns)]
     lines.append(f"gradients  {f'{last.gradients:.2f}':<10} a step; {last.skipped} steps skipped")

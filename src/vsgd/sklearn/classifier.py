@@ -8,7 +8,6 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from scipy.special import expit, softmax
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import compute_class_weight
 from sklearn.utils.metaestimators import available_if
@@ -18,11 +17,12 @@ from sklearn.utils.validation import _check_sample_weight
 from vsgd.algorithms.columns import Columns
 from vsgd.algorithms.paper import Paper
 from vsgd.linear import CLASSIFICATION, Training
+from vsgd.linear.probabilities import WITH_PROBABILITIES, probabilities
 from vsgd.sklearn import fitting, merging
 
 
 def has_probabilities(estimator: Any) -> bool:
-    return estimator.loss in ("log_loss", "modified_huber")
+    return estimator.loss in WITH_PROBABILITIES
 
 
 class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -161,14 +161,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
         """Probability of each class, samples × classes; for the log loss and the modified Huber loss."""
-        margins = fitting.predict_margins(self, X)
-        if self._softmax():
-            return softmax(margins, axis=1)
-        each = expit(margins) if self.loss == "log_loss" else (np.clip(margins, -1, 1) + 1) / 2
-        if each.shape[1] == 1:
-            return np.hstack([1 - each, each])
-        total = each.sum(axis=1, keepdims=True)
-        return np.where(total > 0, each / np.where(total > 0, total, 1), 1 / each.shape[1])
+        return probabilities(fitting.predict_margins(self, X), self.loss, self._softmax())
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:

@@ -22,11 +22,10 @@ from tqdm.auto import tqdm
 from vsgd.algorithms.columns import COLUMNS
 from vsgd.linear import Model, Task, Training, as_rows, distinct, learning_rates, new_model, train_on
 from vsgd.linear.model import FIELDS, THETA, aligned_zeros
+from vsgd.linear.penalties import PENALTIES, penalty_weights
 from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, shuffles
 
 cores = functools.cache(cpu_count)
-
-PENALTIES = {None: (0.0, 0.0), "l2": (0.0, 1.0), "l1": (1.0, 0.0), "elasticnet": (None, None)}
 
 
 @contextlib.contextmanager
@@ -69,13 +68,11 @@ def check_parameters(estimator: Any, losses: dict[str, int]) -> None:
 
 def training_of(estimator: Any, **task: Any) -> Training:
     """The parameters of an estimator as the kernel wants them."""
-    l1, l2 = PENALTIES[estimator.penalty]
-    if estimator.penalty == "elasticnet":
-        l1, l2 = estimator.l1_ratio, 1 - estimator.l1_ratio
+    l1, l2 = penalty_weights(estimator.penalty, estimator.alpha, estimator.l1_ratio)
     return Training(
         task=Task(
-            l1=float(estimator.alpha * l1),
-            l2=float(estimator.alpha * l2),
+            l1=l1,
+            l2=l2,
             intercept=bool(estimator.fit_intercept),
             average=bool(estimator.average),
             **task,

@@ -1,0 +1,34 @@
+"""Class probabilities from the margins of a linear classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+WITH_PROBABILITIES = ("log_loss", "modified_huber")
+"""Losses whose margins determine probabilities."""
+
+
+def logistic(margins: Any) -> Any:
+    """Return 1 / (1 + exp(−margin)) without overflow."""
+    tail = np.exp(-np.abs(margins))
+    return np.where(margins >= 0, 1.0, tail) / (1.0 + tail)
+
+
+def probabilities(margins: Any, loss: str, softmax: bool) -> Any:
+    """Return the probability of each class, samples × classes.
+
+    Args:
+        margins: samples × outputs. A single output separates the second class from the first.
+        loss: one of `WITH_PROBABILITIES`.
+        softmax: whether the outputs are the logits of one softmax; otherwise each separates one class from the others.
+    """
+    if softmax:
+        scaled = np.exp(margins - margins.max(axis=1, keepdims=True))
+        return scaled / scaled.sum(axis=1, keepdims=True)
+    each = logistic(margins) if loss == "log_loss" else (np.clip(margins, -1, 1) + 1) / 2
+    if each.shape[1] == 1:
+        return np.hstack([1 - each, each])
+    total = each.sum(axis=1, keepdims=True)
+    return np.where(total > 0, each / np.where(total > 0, total, 1), 1 / each.shape[1])

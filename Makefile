@@ -2,12 +2,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED := 1
-RUNS := benchmarks/compare
+RUNS := benchmarks/results
 TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
 UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs docs-site results test test-all test-flaky fuzz bench lint dist pythons clean
+.PHONY: run docs docs-site results results-train pages test test-all test-flaky fuzz bench lint dist pythons clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
@@ -16,17 +16,20 @@ docs: run  ## what README and docs show of it
 	cp report/figure-drift.png docs/figures/drift.png
 	cp report/numbers.md docs/results.md
 
-results: $(VENV)/.test  ## the tables of the comparison in docs, from the runs in benchmarks/compare; what these lack is trained
-	$(BIN)/vsgd compare --optimizers vsgd,$(TUNED),$(UNTUNED) --out $(RUNS) --rates $(RUNS)/rates.json
-	$(BIN)/vsgd compare --suite large --out $(RUNS) --rates $(RUNS)/large/rates.json
-	$(BIN)/vsgd compare --suite unseen --out $(RUNS) --rates $(RUNS)/unseen/rates.json
-	$(BIN)/vsgd compare --ablations --seeds 2 --out $(RUNS)
-	$(BIN)/vsgd compare --stress --seeds 1 --out $(RUNS)
-	cp $(RUNS)/results.md docs/results-networks.md
-	cp $(RUNS)/large/results.md docs/results-large.md
-	cp $(RUNS)/unseen/results.md docs/results-unseen.md
-	cp $(RUNS)/ablations.md docs/results-ablations.md
-	cp $(RUNS)/stress.md docs/results-stress.md
+results: $(VENV)/.test  ## the tables of the comparison in docs, from the runs in benchmarks/results; trains nothing
+	$(MAKE) --no-print-directory pages STORED=--stored
+
+results-train: $(VENV)/.test  ## train the runs that are missing or of another version of the source, then write the tables
+	$(MAKE) --no-print-directory pages STORED=
+
+pages:
+	$(BIN)/vsgd compare $(STORED) --optimizers vsgd,$(TUNED),$(UNTUNED) --out $(RUNS) --rates $(RUNS)/small/rates.json
+	$(BIN)/vsgd compare $(STORED) --suite large --out $(RUNS) --rates $(RUNS)/large/rates.json
+	$(BIN)/vsgd compare $(STORED) --suite unseen --out $(RUNS) --rates $(RUNS)/unseen/rates.json
+	$(BIN)/vsgd compare $(STORED) --ablations --seeds 2 --out $(RUNS)
+	$(BIN)/vsgd compare $(STORED) --stress --seeds 1 --out $(RUNS)
+	cp $(RUNS)/small/results.md docs/results-networks.md
+	for suite in large unseen ablations stress; do cp $(RUNS)/$$suite/results.md docs/results-$$suite.md; done
 	cp $(RUNS)/large/profiles.png docs/figures/profiles.png
 	$(BIN)/python scripts/readme_tables.py
 

@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from noise_scale import loss_of, moments
 from torch import Tensor, nn
 
-from vsgd.bench.compare.data import Split, fashion_split
-from vsgd.bench.datasets import skipped_without_data
 from vsgd.torch import VSGD
+from vsgd_bench.compare.data import Split, fashion_split
+from vsgd_bench.datasets import skipped_without_data
 
 SIZES, TUNED, SEEDS = (8, 32, 128, 512), 32, (0, 1, 2)
 TRAIN, TEST = 60_000, 5_000

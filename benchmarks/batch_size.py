@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
-from vsgd.bench.compare.data import fashion_split
-from vsgd.bench.datasets import skipped_without_data
 from vsgd.torch import VSGD, BatchSizer
+from vsgd_bench.compare.data import fashion_split
+from vsgd_bench.datasets import skipped_without_data
 
 FIXED, SEEDS = (8, 32, 128, 512), (0, 1, 2)
 TRAIN, TEST = 20_000, 2_000

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from vsgd.bench.baselines import Algorithm, vsgd_fd, vsgd_networks
-from vsgd.bench.problems import ELEMENTARY, SHAPES, Elementary
-from vsgd.bench.simulate import Noise, draw_noise, simulate
+from vsgd_bench.baselines import Algorithm, vsgd_fd, vsgd_networks
+from vsgd_bench.problems import ELEMENTARY, SHAPES, Elementary
+from vsgd_bench.simulate import Noise, draw_noise, simulate
 
 RUNS, UPDATES, SEED = 100, 1024, 0
 TIE = 1.05

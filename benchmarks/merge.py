@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from vsgd.algorithms.columns import COLUMNS
-from vsgd.bench.datasets import skipped_without_data
-from vsgd.bench.sparse.data import Split, newsgroups
-from vsgd.bench.sparse.problems import one_vs_rest_loss
 from vsgd.linear import Model, Task, Training, as_rows, new_model, train_on
 from vsgd.linear.losses import LOG
 from vsgd.linear.merging import mean_over, merge
 from vsgd.linear.model import CURV, SEEN, THETA
+from vsgd_bench.datasets import skipped_without_data
+from vsgd_bench.sparse.data import Split, newsgroups
+from vsgd_bench.sparse.problems import one_vs_rest_loss
 
 Theta = Callable[[Sequence[Model], Model], np.ndarray]
 TRAINING = Training(Task(LOG, one_vs_rest=True), COLUMNS, batch_size=16)

@@ -10,10 +10,10 @@ import statistics
 import time
 from collections.abc import Callable
 
-from vsgd.bench.figures.comparison import GROUPS
-from vsgd.bench.figures.figure import Request, run_problems
-from vsgd.bench.problems import ELEMENTARY
-from vsgd.bench.simulate import draw_noise, powers_of_two, simulate_vectorized
+from vsgd_bench.figures.comparison import GROUPS
+from vsgd_bench.figures.figure import Request, run_problems
+from vsgd_bench.problems import ELEMENTARY
+from vsgd_bench.simulate import draw_noise, powers_of_two, simulate_vectorized
 
 RUNS, UPDATES, REPEATS = 100, 1024, 3
 

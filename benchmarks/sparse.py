@@ -59,7 +59,7 @@ def thread_ratio(X: sparse.csr_matrix, y: np.ndarray, batch_size: int, times: in
 
 def text() -> tuple[str, sparse.csr_matrix, np.ndarray]:
     if "VSGD_DATA" in os.environ:
-        from vsgd.bench.sparse.data import newsgroups
+        from vsgd_bench.sparse.data import newsgroups
 
         data = newsgroups(True)
         return "20 Newsgroups tf-idf", data.X, data.y == 0

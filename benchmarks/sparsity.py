@@ -17,10 +17,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vsgd.bench.compare.workloads import Task, fashion_mlp, movielens_factors
-from vsgd.bench.datasets import skipped_without_data
-from vsgd.bench.gain import counted, relative_gain
 from vsgd.torch import VSGD
+from vsgd_bench.compare.workloads import Task, fashion_mlp, movielens_factors
+from vsgd_bench.datasets import skipped_without_data
+from vsgd_bench.gain import counted, relative_gain
 
 SIZES = np.unique(np.logspace(0, 3, 25).astype(int))
 NOISES = (1.0, 100.0)

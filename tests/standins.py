@@ -10,9 +10,9 @@ import numpy as np
 from torch import nn
 from torch.nn import functional as F
 
-from vsgd.bench.compare import data, networks, suites
-from vsgd.bench.compare.methods import Method
-from vsgd.bench.compare.workloads import Task, Workload
+from vsgd_bench.compare import data, networks, suites
+from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.workloads import Task, Workload
 
 
 def small(seed, sparse):

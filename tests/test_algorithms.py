@@ -15,6 +15,7 @@ from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.paper import init, probe, rate, share_within, update
 from vsgd.jit import compiled
+from vsgd_bench import one_coordinate
 
 UPDATES = 1000
 SHAPES = ("quad", "abs", "rectlin", "gauss")
@@ -64,7 +65,7 @@ NOTHING = TensorContext(curv=0.0, curv_sq=0.0, grad_clip=3.0, step_limit=1.0, ho
 @pytest.mark.parametrize("library", LIBRARIES[1:])
 @pytest.mark.parametrize(
     ("first", "step", "config"),
-    [(networks.init, networks.update, NETWORKS), (columns.init, columns.update, COLUMNS)],
+    [(one_coordinate.init, one_coordinate.update, NETWORKS), (columns.init, columns.update, COLUMNS)],
     ids=["networks", "columns"],
 )
 def test_the_others_are_the_same_in_every_library(first, step, config, library):
@@ -150,32 +151,36 @@ def test_constant_curvature_is_never_an_outlier():
 class TestNetworks:
     def test_the_first_averages_are_inflated(self):
         """Once, at the end of the bootstrap of three."""
-        state = networks.init(1.0)
+        state = one_coordinate.init(1.0)
         for _ in range(3):
-            _, state, info = networks.update(1.0, state, Moments(1.0, 2.0, 3.0, 9.0), 1, NETWORKS)
+            _, state, info = one_coordinate.update(1.0, state, Moments(1.0, 2.0, 3.0, 9.0), 1, NETWORKS)
             assert info.rate == 0
         assert state.inner.mean == Moments(1.0, 20.0, 3.0, 90.0)
 
     def test_the_memory_grows_with_the_root_of_time(self):
         rng = np.random.default_rng(0)
-        capped, free = networks.init(1.0), init(1.0)
+        capped, free = one_coordinate.init(1.0), init(1.0)
         for g in rng.standard_normal(10_000).tolist():
             batch = Moments(g, g * g, 1.0, 1.0)
-            _, capped, _ = networks.update(1.0, capped, batch, 1, NETWORKS)
+            _, capped, _ = one_coordinate.update(1.0, capped, batch, 1, NETWORKS)
             _, free, _ = update(1.0, free, batch, 1)
         assert 50 < capped.inner.memory <= 102
         assert free.memory > 1000
 
     def test_the_weights_to_evaluate_are_an_average_of_the_iterates(self):
         """Without noise it reaches back as little as it may."""
-        theta, state = 1.0, networks.init(1.0)
+        theta, state = 1.0, one_coordinate.init(1.0)
         for _ in range(3):
-            theta, state, _ = networks.update(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
+            theta, state, _ = one_coordinate.update(
+                theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS
+            )
         average = theta
         for _ in range(50):
-            theta, state, _ = networks.update(theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS)
+            theta, state, _ = one_coordinate.update(
+                theta, state, Moments(2 * theta, 4 * theta**2, 2.0, 4.0), 1, NETWORKS
+            )
             average += (theta - average) / NETWORKS.min_window
-            assert networks.evaluation_point(theta, state) == pytest.approx(average)
+            assert one_coordinate.evaluation_point(theta, state) == pytest.approx(average)
         assert abs(theta) < abs(average) < 1
 
     def test_the_average_reaches_back_over_a_share_of_all_steps(self):
@@ -412,8 +417,8 @@ PROBED = ("float32", 2.0**58, 32)
         (paper.init, paper.update, PAPER, SINGLE),
         (paper.init, paper.update, VSGD_2012, DOUBLE),
         (paper.init, paper.update, VSGD_2012, SINGLE),
-        (networks.init, networks.update, NETWORKS, DOUBLE),
-        (networks.init, networks.update, NETWORKS, PROBED),
+        (one_coordinate.init, one_coordinate.update, NETWORKS, DOUBLE),
+        (one_coordinate.init, one_coordinate.update, NETWORKS, PROBED),
         (columns.init, columns.update, COLUMNS, DOUBLE),
     ],
     ids=["paper", "paper32", "vsgd", "vsgd32", "networks", "networks32", "columns"],

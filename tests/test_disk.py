@@ -22,7 +22,6 @@ def test_a_record_comes_back(tmp_path):
 
 
 def test_any_changed_byte_is_noticed(tmp_path, capsys):
-    """W13: a digit of a result changed, and the table showed it."""
     path = tmp_path / "r.json"
     write_checked(path, RECORD)
     content = path.read_bytes()
@@ -44,7 +43,6 @@ def test_something_else_is_no_record(tmp_path, capsys, content):
 
 
 def test_the_second_process_says_so(tmp_path):
-    """W14."""
     code = "import sys; from pathlib import Path; from vsgd.disk import only_writer\n"
     code += "with only_writer(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
     first = subprocess.Popen(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vsgd.bench.figures import FIGURES, Request, comparison, drift
-from vsgd.bench.figures.squares import square
-from vsgd.bench.gain import averaged, counted, fixed, relative_gain, simulated_relative_gain
-from vsgd.bench.problems import ELEMENTARY
-from vsgd.bench.sparse.rates import by_frequency
-from vsgd.bench.sparse.rates import draw as draw_rates
+from vsgd_bench.figures import FIGURES, Request, comparison, drift
+from vsgd_bench.figures.squares import square
+from vsgd_bench.gain import averaged, counted, fixed, relative_gain, simulated_relative_gain
+from vsgd_bench.problems import ELEMENTARY
+from vsgd_bench.sparse.rates import by_frequency
+from vsgd_bench.sparse.rates import draw as draw_rates
 
 
 def test_figure_1_diminishing_returns():

@@ -13,7 +13,7 @@ import vsgd
 
 PACKAGE = Path(vsgd.__file__).parent
 
-LAYER = {"core": 0, "errors": 0, "algorithms": 1, "integrations": 3, "bench": 3, "cli": 4, "__main__": 5}
+LAYER = {"core": 0, "errors": 0, "algorithms": 1, "integrations": 3, "cli": 4, "__main__": 5}
 """Front ends and what they share are layer 2. A module imports from its own layer and from those below."""
 
 
@@ -33,24 +33,32 @@ def test_the_paper_runs_without_numpy_or_numba():
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules of this package that a file imports, at the top or inside a function."""
+    """The modules that a file imports, at the top or inside a function."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
             found |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "vsgd"}
-    return {module for module in found if module.startswith("vsgd.")}
+    return found
 
 
 def test_arrows_of_import_point_one_way():
-    """core ← algorithms ← front ends ← integrations, bench ← cli."""
+    """core ← algorithms ← front ends ← integrations ← cli."""
     for path in PACKAGE.rglob("*.py"):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         if room != "__init__":
             for module in imports_of(path):
-                other = module.split(".")[1]
-                assert LAYER.get(other, 2) <= LAYER.get(room, 2), f"{path} imports {module}"
+                package, _, rest = module.partition(".")
+                if package == "vsgd" and rest:
+                    other = rest.partition(".")[0]
+                    assert LAYER.get(other, 2) <= LAYER.get(room, 2), f"{path} imports {module}"
+
+
+def test_the_library_does_not_import_the_laboratory():
+    """`vsgd.cli` looks for it by name, and does without."""
+    importers = [path for path in PACKAGE.rglob("*.py") if any(m.startswith("vsgd_bench") for m in imports_of(path))]
+    assert importers == []
 
 
 @pytest.mark.parametrize(
@@ -82,3 +90,32 @@ except ModuleNotFoundError as error:
     said = run(code)
     assert said.startswith(f"{module} needs {missing}")
     assert said.endswith(f"run `pip install '.[{extra}]'` in a clone of vsgd")
+
+
+@pytest.mark.parametrize(
+    "command", ["figures", "compare --suite large --seeds 2", "sparse --help", "compare extra words"]
+)
+def test_commands_of_the_laboratory_say_in_one_sentence_that_they_are_in_the_repository(command, tmp_path):
+    absent = """
+import importlib.util, sys
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *_: None if name == "vsgd_bench" else find_spec(name, *_)
+from vsgd.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", absent, *command.split()], capture_output=True, text=True, cwd=tmp_path, timeout=120
+    )
+    name = command.split()[0]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"vsgd: `vsgd {name}` is part of the repository")
+    assert "pip install --editable" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_arguments_of_other_commands_are_refused():
+    done = subprocess.run([sys.executable, "-m", "vsgd", "figures", "--nonsense"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "unrecognized arguments: --nonsense" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vsgd.bench.problems import ELEMENTARY, Elementary, rotated_quadratic
+from vsgd_bench.problems import ELEMENTARY, Elementary, rotated_quadratic
 
 SHAPES = ("quad", "abs", "rectlin", "gauss")
 

@@ -9,8 +9,8 @@ import pytest
 import reference
 
 from vsgd.algorithms.paper import share_within
-from vsgd.bench import baselines
-from vsgd.bench.baselines import (
+from vsgd_bench import baselines
+from vsgd_bench.baselines import (
     adagrad,
     adam,
     natural_gradient,
@@ -22,8 +22,8 @@ from vsgd.bench.baselines import (
     vsgd_fd,
     vsgd_networks,
 )
-from vsgd.bench.problems import Elementary, rotated_quadratic
-from vsgd.bench.simulate import draw_noise, powers_of_two, simulate, simulate_vectorized
+from vsgd_bench.problems import Elementary, rotated_quadratic
+from vsgd_bench.simulate import draw_noise, powers_of_two, simulate, simulate_vectorized
 
 SHAPES = ("quad", "abs", "rectlin", "gauss")
 ALGORITHMS = [

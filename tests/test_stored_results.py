@@ -8,8 +8,9 @@ import sys
 import pytest
 from command import refuses, succeeds, vsgd
 
-from vsgd.bench.sparse.__main__ import Results
 from vsgd.disk import seal, unseal
+from vsgd_bench.results import RunFile
+from vsgd_bench.sparse.command import KEYS, loss_of
 
 QUICK = ("--runs", "2", "--updates", "8")
 
@@ -40,7 +41,6 @@ def stored(out, kind):
     ],
 )
 def test_what_is_damaged_is_computed_again(figure, kind, damage):
-    """T10."""
     path = stored(figure, kind)
     path.write_bytes(damage(path.read_bytes()))
     outcome = vsgd("figures", 3, *QUICK, "--out", figure)
@@ -58,7 +58,6 @@ def test_arrays_without_their_note_and_a_note_without_its_arrays(figure):
 
 
 def test_a_changed_number_is_noticed(figure):
-    """W13, for figures."""
     note = stored(figure, "json")
     record = unseal(note.read_bytes())
     note.write_text(seal(record).replace(f'"seconds": {record["seconds"]}', '"seconds": 1234.5'), encoding="utf-8")
@@ -68,7 +67,6 @@ def test_a_changed_number_is_noticed(figure):
 
 
 def test_something_in_the_way(tmp_path):
-    """T10."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "figure-3").write_text("")
     refuses("figures", 3, *QUICK, "--out", tmp_path, saying="figure-3")
@@ -83,7 +81,6 @@ def test_numbers_out_of_range(tmp_path, numbers):
 
 
 def test_two_at_once(tmp_path):
-    """W14: a figure was missing from the page, or a file of the other process was."""
     command = [sys.executable, "-m", "vsgd", "figures", "3", "--out", str(tmp_path), *QUICK]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     ended = [(*process.communicate(timeout=600), process.returncode) for process in processes]
@@ -94,12 +91,8 @@ def test_two_at_once(tmp_path):
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_lines_of_the_comparison_of_linear_models(tmp_path, capsys):
-    path = tmp_path / "new" / "sparse.jsonl"
-    assert [Results(path).get(("a", seed), lambda: 0.5) for seed in (0, 1)] == [0.5, 0.5]
-    path.write_bytes(path.read_bytes().replace(b"0.5", b"9.5", 1) + b'{"key": ["a"')
-    capsys.readouterr()
-    results = Results(path)
-    assert capsys.readouterr().err.count("is damaged (line") == 2
-    assert [results.get(("a", seed), lambda: 0.7) for seed in (0, 1)] == [0.7, 0.5]
-    assert {key: record["loss"] for key, record in Results(path).by_key.items()} == {("a", 0): 0.7, ("a", 1): 0.5}
+def test_linear_models_are_fitted_once(tmp_path):
+    path = tmp_path / "new" / "sparse.jsonl.gz"
+    key = ("problem", "method", "choice", 0)
+    assert [loss_of(RunFile(path, KEYS), key, lambda loss=loss: loss) for loss in (0.5, 0.7)] == [0.5, 0.5]
+    assert loss_of(RunFile(path, KEYS), (*key[:3], 1), lambda: 0.7) == 0.7

@@ -1,7 +1,7 @@
 """Stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
 
 `vsgd.algorithms` has the method, one file per algorithm; `vsgd.init` and `vsgd.step` are those of the paper.
-`vsgd.bench` reproduces the paper and is behind the `vsgd` command.
+The laboratory, `vsgd_bench`, is in the repository only: it reproduces the paper and compares optimizers.
 """
 
 from vsgd.algorithms.columns import COLUMNS, Columns

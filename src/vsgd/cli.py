@@ -1,26 +1,27 @@
-"""The `vsgd` command: a thin layer of words over `vsgd.bench`, `vsgd.files` and `vsgd.integrations.watch`."""
+"""The `vsgd` command: the subcommands of `vsgd.files`, `vsgd.integrations.watch` and, in a clone, `vsgd_bench`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import itertools
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from vsgd import __version__
-from vsgd.arguments import LARGEST_SEED, at_least
-from vsgd.bench.compare import add_command
-from vsgd.disk import only_writer, write_whole
-from vsgd.errors import UserError, give_up, install, one_line, say
+from vsgd.errors import UserError, give_up, one_line, say
 from vsgd.files import add_commands
 from vsgd.integrations.watch import add_watch_command
 
-FIGURE_NAMES = ("1", "2", "3", "4", "5", "6", "drift")
-
+LABORATORY = "vsgd_bench"
+LABORATORY_COMMANDS = {
+    "figures": "reproduce the paper's figures",
+    "compare": "compare optimizers on networks",
+    "sparse": "compare linear models on sparse and unscaled data",
+}
 
 INTERRUPTED = "interrupted. What was finished is kept; the same command (fit: with --resume) goes on from there."
 
@@ -43,32 +44,22 @@ class PrintVersion(argparse.Action):
         main_parser.exit()
 
 
-def figure_name(text: str) -> str:
-    if text not in FIGURE_NAMES:
-        raise argparse.ArgumentTypeError(f"there is no figure {text!r}, there are {', '.join(FIGURE_NAMES)}")
-    return text
+def repository_only(arguments: argparse.Namespace) -> NoReturn:
+    """Say where the command is: the laboratory is not installed with the library."""
+    raise UserError(
+        f"`vsgd {arguments.command}` is part of the repository, not of the installed package: "
+        f"clone it, run `pip install --editable '.[compare]'` there, and use `vsgd` from that environment."
+    )
 
 
-def figures(arguments: argparse.Namespace) -> None:
-    """Compute the paper's figures and write them to a page of their own. Results are kept and used again."""
-    try:
-        from vsgd.bench.figures import Request
-        from vsgd.bench.report import html, markdown
-        from vsgd.bench.reproduce import reproduce
-    except ModuleNotFoundError as error:
-        raise UserError(f"the figures need {error.name}: {install('bench')}") from None
-
-    request = Request(runs=arguments.runs, updates=arguments.updates, seed=arguments.seed)
-    with only_writer(arguments.out):
-        items = reproduce(arguments.names or list(FIGURE_NAMES), arguments.out, request)
-        write_whole(arguments.out / "numbers.md", markdown(items, request))
-        write_whole(arguments.out / "index.html", html(items, request))
-    for item in items:
-        if not arguments.names or item.figure.name in arguments.names:
-            print(f"figure {item.figure.name}: {item.seconds:.1f} s")
-            for number in item.numbers:
-                print(f"  {number.what}: {number.value}" + (f"  ({number.expected})" if number.expected else ""))
-    print(f"wrote {arguments.out / 'index.html'}")
+def add_laboratory_commands(commands: Any) -> None:
+    """Add the commands of `vsgd_bench` if it is importable, as in a clone; otherwise say where to get them."""
+    if importlib.util.find_spec(LABORATORY) is not None:
+        importlib.import_module(f"{LABORATORY}.commands").add_commands(commands)
+        return
+    for name, words in LABORATORY_COMMANDS.items():
+        command = commands.add_parser(name, help=f"{words} (in a clone of the repository only)", add_help=False)
+        command.set_defaults(run=repository_only, command=name)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,17 +67,7 @@ def parser() -> argparse.ArgumentParser:
     main_parser.add_argument("--version", action=PrintVersion, nargs=0, help="print the version")
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
 
-    command = commands.add_parser("figures", help="reproduce the paper's figures", description=figures.__doc__)
-    names_help = f"{', '.join(FIGURE_NAMES)} (default: all)"
-    command.add_argument("names", nargs="*", type=figure_name, metavar="FIGURE", help=names_help)
-    command.add_argument("--out", type=Path, default=Path("report"), help="folder to write to (default: report)")
-    command.add_argument("--runs", type=at_least(1), default=100, help="runs of each simulation (default: 100)")
-    command.add_argument("--updates", type=at_least(2), default=1024, help="updates of each run (default: 1024)")
-    command.add_argument(
-        "--seed", type=at_least(0, LARGEST_SEED), default=0, help="where all randomness comes from (default: 0)"
-    )
-    command.set_defaults(run=figures)
-    add_command(commands)
+    add_laboratory_commands(commands)
     add_commands(commands)
     add_watch_command(commands)
     return main_parser
@@ -112,7 +93,10 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     for word in itertools.takewhile(lambda word: word != "--", words):
         if word.startswith("--") and word.endswith("=--"):  # argparse would drop the value, and fail
             main_parser.error(f"{word}: -- is not a value. For a file of that name, write ./--")
-    return main_parser.parse_args(words)
+    arguments, unknown = main_parser.parse_known_args(words)
+    if unknown and arguments.run is not repository_only:
+        main_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return arguments
 
 
 def run(words: Sequence[str]) -> None:

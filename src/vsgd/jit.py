@@ -41,20 +41,21 @@ NOTICE_SECONDS = 1.0
 """A compilation that takes longer is announced on stderr."""
 
 
-def is_ours(value: Any) -> bool:
-    """Is this a function or a module of this package?"""
+def is_ours(value: Any, function: Callable[..., Any]) -> bool:
+    """Return whether a function or module belongs to this package, or to the package of the function that uses it."""
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-    return str(name).startswith("vsgd.")
+    return str(name).partition(".")[0] in ("vsgd", function.__module__.partition(".")[0])
 
 
 def names(function: Callable[..., Any]) -> dict[str, Any]:
     """What a function refers to: globals, variables of the scope that it was defined in, attributes of our modules."""
     found = inspect.getclosurevars(function)
     values = {**found.globals, **found.nonlocals}
-    modules = {name: value for name, value in values.items() if isinstance(value, types.ModuleType) and is_ours(value)}
+    modules = {name: value for name, value in values.items() if isinstance(value, types.ModuleType)}
     attributes = {
         f"{name}.{attribute}": getattr(module, attribute)
         for name, module in modules.items()
+        if is_ours(module, function)
         for attribute in function.__code__.co_names
         if hasattr(module, attribute)
     }
@@ -70,7 +71,9 @@ def reached(function: Callable[..., Any]) -> list[Callable[..., Any]]:
         if candidate not in found:
             found[candidate] = None
             pending.extend(
-                value for value in names(candidate).values() if isinstance(value, types.FunctionType) and is_ours(value)
+                value
+                for value in names(candidate).values()
+                if isinstance(value, types.FunctionType) and is_ours(value, candidate)
             )
     return list(found)
 

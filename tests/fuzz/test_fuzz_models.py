@@ -12,10 +12,11 @@ from fuzzing import cases, generator, mutated, no_hang
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
-from vsgd.bench import store
 from vsgd.disk import read_checked, write_checked
 from vsgd.errors import UserError
 from vsgd.files.storage import digest, load
+from vsgd_bench import store
+from vsgd_bench.results import RunFile
 
 DATA = "1 1:1 3:2\n2 2:1\n3 3:1 1:-1\n" * 8
 
@@ -110,7 +111,7 @@ def test_damaged_results(tmp_path, capsys):
 
 
 def test_damaged_records(tmp_path, capsys):
-    """Of comparisons."""
+    """Notes of results."""
     rng, path = generator("records"), tmp_path / "r.json"
     record = {"final": 0.0092, "curve": [1.5, 2.5], "name": "η"}
     write_checked(path, record)
@@ -118,6 +119,22 @@ def test_damaged_records(tmp_path, capsys):
     for _ in range(cases(200, 3000)):
         path.write_bytes(mutated(content, rng))
         assert read_checked(path) in (None, record)
+        assert capsys.readouterr().err.count("\n") <= 1
+
+
+def test_damaged_files_of_runs(tmp_path, capsys):
+    rng, path = generator("runs"), tmp_path / "runs.jsonl.gz"
+    for number in range(20):
+        RunFile(path, ("seed",)).save({"seed": number, "final": 0.0092 * number, "name": "η"})
+    content = path.read_bytes()
+    expected = list(RunFile(path, ("seed",)))
+    for _ in range(cases(200, 3000)):
+        path.write_bytes(mutated(content, rng))
+        try:
+            found = list(RunFile(path, ("seed",)))
+        except UserError:
+            found = []
+        assert all(record in expected for record in found)
         assert capsys.readouterr().err.count("\n") <= 1
 
 

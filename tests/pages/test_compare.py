@@ -7,11 +7,11 @@ import math
 import pytest
 from standins import ADAM, BY_NAME, GRID, SMALL, STREAM
 
-from vsgd.bench.compare import pages
-from vsgd.bench.compare.judging import AXES, REFERENCE, profiles
-from vsgd.bench.compare.table import Cell, Table
-from vsgd.bench.compare.train import Run
-from vsgd.bench.compare.workloads import WORKLOADS
+from vsgd_bench.compare import pages
+from vsgd_bench.compare.judging import AXES, REFERENCE, profiles
+from vsgd_bench.compare.table import Cell, Table
+from vsgd_bench.compare.train import Run
+from vsgd_bench.compare.workloads import WORKLOADS
 
 METHODS = (BY_NAME["vsgd"], GRID._replace(name=REFERENCE, title="tuned"), ADAM)
 

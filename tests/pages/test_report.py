@@ -8,15 +8,15 @@ import itertools
 import numpy as np
 import pytest
 
-from vsgd.bench import baselines
-from vsgd.bench.figures import FIGURES, Request, comparison, drift
-from vsgd.bench.gain import averaged, counted, fixed, relative_gain
-from vsgd.bench.problems import SHAPES, Elementary
-from vsgd.bench.report import html
-from vsgd.bench.reproduce import Reproduced
-from vsgd.bench.simulate import draw_noise, simulate_vectorized
-from vsgd.bench.web import embedded
-from vsgd.bench.web.translate import Translator
+from vsgd_bench import baselines
+from vsgd_bench.figures import FIGURES, Request, comparison, drift
+from vsgd_bench.gain import averaged, counted, fixed, relative_gain
+from vsgd_bench.problems import SHAPES, Elementary
+from vsgd_bench.report import html
+from vsgd_bench.reproduce import Reproduced
+from vsgd_bench.simulate import draw_noise, simulate_vectorized
+from vsgd_bench.web import embedded
+from vsgd_bench.web.translate import Translator
 
 REQUEST = Request(runs=3, updates=64)
 

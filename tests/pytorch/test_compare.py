@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -13,11 +12,13 @@ pytest.importorskip("tqdm")
 
 from standins import ABSENT, ADAM, BY_NAME, CRASH, DEATH, GRID, NORMALIZED, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare.processes import run_all
-from vsgd.bench.compare.runs import Job, load, path_of, save
-from vsgd.bench.compare.table import assemble, compute, why_absent
-from vsgd.bench.compare.train import EVALUATION_POINTS, Learner, Run, minibatches, train
-from vsgd.bench.compare.workloads import WORKLOADS
+from vsgd.errors import UserError
+from vsgd_bench.compare.processes import run_all
+from vsgd_bench.compare.runs import KEYS, Job, Runs, setting_name
+from vsgd_bench.compare.table import assemble, compute, why_absent
+from vsgd_bench.compare.train import EVALUATION_POINTS, Learner, Run, minibatches, train
+from vsgd_bench.compare.workloads import WORKLOADS
+from vsgd_bench.results import RunFile
 
 INSTALLED = [method for method in BY_NAME.values() if why_absent(method) is None]
 
@@ -87,37 +88,41 @@ def test_divergence_ends_a_run():
 def folder(tmp_path_factory):
     """A table in two processes, one of which dies on the way."""
     out = tmp_path_factory.mktemp("compare")
-    compute([SMALL, ABSENT], [GRID, ADAM, CRASH, DEATH, UNINSTALLED], seeds=2, processes=2, out=out)
+    compute([SMALL, ABSENT], [GRID, ADAM, CRASH, DEATH, UNINSTALLED], seeds=2, processes=2, runs=Runs(out, "suite"))
     return out
 
 
-def stored(out):
-    return {path.relative_to(out / "runs").as_posix(): path.stat().st_mtime_ns for path in out.rglob("*.json")}
+def outcomes(out):
+    """What is stored, by method, setting and seed."""
+    records = RunFile(out / "suite.jsonl.gz", KEYS)
+    return {(r["method"], setting_name(r["setting"]), r["seed"]): (r["outcome"], r["seconds"]) for r in records}
 
 
 def test_what_can_be_run_is_stored_and_what_fails_takes_nothing_with_it(folder):
-    outcomes = {name: json.loads((folder / "runs" / name).read_text())["outcome"] for name in stored(folder)}
-    finished = {name for name, outcome in outcomes.items() if outcome == "finished"}
-    grid = {"small/sgd/0.001-seed0.json", "small/sgd/0.1-seed0.json", "small/sgd/0.1-seed1.json"}
-    assert finished == grid | {f"small/adam-default/default-seed{seed}.json" for seed in (0, 1)}
-    assert sum(outcome == "failed" for outcome in outcomes.values()) == 4
-    assert load(folder, Job(SMALL, CRASH, None, 0)).message == "ValueError: no such luck"
-    assert load(folder, Job(SMALL, DEATH, None, 1)).message == "its process died"
+    stored = outcomes(folder)
+    finished = {key for key, (outcome, _) in stored.items() if outcome == "finished"}
+    grid = {("sgd", "0.001", 0), ("sgd", "0.1", 0), ("sgd", "0.1", 1)}
+    assert finished == grid | {("adam-default", "default", seed) for seed in (0, 1)}
+    assert sum(outcome == "failed" for outcome, _ in stored.values()) == 4
+    runs = Runs(folder, "suite")
+    assert runs.load(Job(SMALL, CRASH, None, 0)).message == "ValueError: no such luck"
+    assert runs.load(Job(SMALL, DEATH, None, 1)).message == "its process died"
 
 
 def test_a_later_run_computes_only_what_is_missing(folder, capsys):
-    before = stored(folder)
-    compute([SMALL], [GRID, ADAM], seeds=2, processes=2, out=folder)
-    assert stored(folder) == before
-    compute([SMALL], [CRASH], seeds=1, processes=1, out=folder)
-    changed = {name for name, written in stored(folder).items() if before[name] != written}
-    assert changed == {"small/crash/default-seed0.json"}, "failed runs are tried again"
+    written = (folder / "suite.jsonl.gz").stat().st_mtime_ns
+    compute([SMALL], [GRID, ADAM], seeds=2, processes=2, runs=Runs(folder, "suite"))
+    assert (folder / "suite.jsonl.gz").stat().st_mtime_ns == written
+    before = outcomes(folder)
+    compute([SMALL], [CRASH, ADAM], seeds=1, processes=1, runs=Runs(folder, "suite"))
+    assert (folder / "suite.jsonl.gz").stat().st_mtime_ns != written, "failed runs are tried again"
+    assert outcomes(folder) == before, "the others are not"
     assert "small, crash, seed 0 failed: ValueError: no such luck" in capsys.readouterr().out
 
 
 def test_what_is_absent_is_told_in_a_line(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("VSGD_DATA", raising=False)
-    compute([ABSENT], [UNINSTALLED], seeds=1, processes=1, out=tmp_path)
+    compute([ABSENT], [UNINSTALLED], seeds=1, processes=1, runs=Runs(tmp_path, "suite"))
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "absent is left out: set VSGD_DATA to a folder that holds nowhere/to-be.found",
@@ -128,35 +133,63 @@ def test_what_is_absent_is_told_in_a_line(tmp_path, capsys, monkeypatch):
 
 
 def test_the_best_of_a_grid_is_chosen_and_its_edge_noticed(folder):
-    table = assemble([SMALL], [GRID, ADAM, CRASH], 2, folder)
+    runs = Runs(folder, "suite")
+    table = assemble([SMALL], [GRID, ADAM, CRASH], 2, runs)
     assert table.cells["small", "sgd"].setting == 0.1
     assert table.cells["small", "sgd"].at_edge
     assert not table.cells["small", "adam-default"].at_edge
     assert set(table.cells["small", "sgd"].runs) == {0, 1}
     wider = GRID._replace(settings=(0.001, 0.1, 1.0))
-    assert ("small", "sgd") not in assemble([SMALL], [wider], 2, folder).cells, "half a grid has no best"
+    assert ("small", "sgd") not in assemble([SMALL], [wider], 2, runs).cells, "half a grid has no best"
 
 
-def test_changed_circumstances_make_a_new_run(folder, tmp_path, monkeypatch):
-    job = Job(SMALL, BY_NAME["vsgd"], None, 0)
-    save(tmp_path, job, load(folder, Job(SMALL, ADAM, None, 0)))
-    assert load(tmp_path, job) is not None
-    assert load(tmp_path, job._replace(workload=SMALL._replace(epochs=2))) is None
-    monkeypatch.setattr("vsgd.bench.compare.runs.fingerprint", lambda: "changed")
-    assert load(tmp_path, job) is None
-    assert load(folder, Job(SMALL, ADAM, None, 0)) is not None, "others do not depend on our code"
+def test_a_run_of_another_source_is_shown_but_trained_again(tmp_path, monkeypatch):
+    job, other = Job(SMALL, BY_NAME["vsgd"], None, 0), Job(SMALL, ADAM, None, 0)
+    runs = Runs(tmp_path, "suite")
+    run = Run(**dict.fromkeys(Run._fields, 0.5))
+    for each in (job, other):
+        runs.save(each, run)
+        assert runs.is_current(each)
+    monkeypatch.setattr("vsgd_bench.compare.runs.source_digest", lambda: "changed")
+    assert runs.load(job) == run
+    assert not runs.is_current(job)
+    assert runs.is_current(other), "opponents do not depend on the library"
+    table = assemble([SMALL], [job.method, ADAM], 1, runs)
+    assert {name: cell.outdated for (_, name), cell in table.cells.items()} == {"vsgd": 1, "adam-default": 0}
+    compute([SMALL], [job.method, ADAM], seeds=1, processes=1, runs=runs)
+    assert runs.is_current(job)
+    assert runs.load(job) != run
+    assert runs.load(other) == run
 
 
-@pytest.mark.parametrize("damage", [lambda text: "{", lambda text: text.replace("0.5", "9.5")], ids=["cut", "changed"])
-def test_a_damaged_run_is_told_and_computed_again(tmp_path, capsys, damage):
+def test_a_run_of_another_length_is_not_used(tmp_path):
     job = Job(SMALL, ADAM, None, 0)
-    fields = dict.fromkeys(Run._fields, 0.5)
-    save(tmp_path, job, Run(**fields))
-    assert load(tmp_path, job) == Run(**fields)
-    path = path_of(tmp_path, job)
-    path.write_text(damage(path.read_text()))
-    assert load(tmp_path, job) is None
-    assert "default-seed0.json" in capsys.readouterr().err
+    runs = Runs(tmp_path, "suite")
+    runs.save(job, Run(**dict.fromkeys(Run._fields, 0.5)))
+    assert runs.load(job._replace(workload=SMALL._replace(epochs=2))) is None
+    assert runs.load(job._replace(workload=SMALL._replace(batch=8))) is None
+
+
+def test_runs_of_a_shared_suite_are_used_unless_there_is_a_newer_one(tmp_path, monkeypatch):
+    job = Job(SMALL, BY_NAME["vsgd"], None, 0)
+    first, second = (Run(**dict.fromkeys(Run._fields, value)) for value in (0.5, 0.25))
+    Runs(tmp_path, "shared").save(job, first)
+    assert Runs(tmp_path, "suite").load(job) is None
+    runs = Runs(tmp_path, "suite", ("shared",))
+    assert runs.load(job) == first
+    with monkeypatch.context() as patch:
+        patch.setattr("vsgd_bench.compare.runs.source_digest", lambda: "earlier")
+        runs.save(job, second)
+    assert runs.load(job) == first, "it is of the present source"
+    runs.save(job, second)
+    assert runs.load(job) == second
+
+
+def test_runs_of_the_earlier_format_are_refused_in_one_sentence(tmp_path):
+    (tmp_path / "runs" / "small").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds runs in the format of version 0") as told:
+        Runs(tmp_path, "suite")
+    assert "\n" not in str(told.value)
 
 
 def test_nothing_to_do_starts_no_process():

@@ -13,17 +13,18 @@ pytest.importorskip("tqdm")
 import standins  # noqa: E402
 from standins import ADAM, FINE_TUNED, SMALL  # noqa: E402
 
-from vsgd.bench.compare import data, table  # noqa: E402
-from vsgd.bench.compare.checkpoints import load_weights, save_weights  # noqa: E402
-from vsgd.bench.compare.large import LARGE_WORKLOADS, PADDING, add_noise, augment  # noqa: E402
-from vsgd.bench.compare.large_networks import GPT, add_adapters  # noqa: E402
-from vsgd.bench.compare.muon import split_parameters  # noqa: E402
-from vsgd.bench.compare.networks import mlp  # noqa: E402
-from vsgd.bench.compare.pretraining import with_checkpoint  # noqa: E402
-from vsgd.bench.compare.runs import Job, load, wanted  # noqa: E402
-from vsgd.bench.compare.suites import LARGE  # noqa: E402
-from vsgd.bench.compare.train import Learner, minibatch, train  # noqa: E402
 from vsgd.errors import UserError  # noqa: E402
+from vsgd_bench.compare import data, table  # noqa: E402
+from vsgd_bench.compare.checkpoints import load_weights, save_weights  # noqa: E402
+from vsgd_bench.compare.large import LARGE_WORKLOADS, PADDING, add_noise, augment  # noqa: E402
+from vsgd_bench.compare.large_networks import GPT, add_adapters  # noqa: E402
+from vsgd_bench.compare.muon import split_parameters  # noqa: E402
+from vsgd_bench.compare.networks import mlp  # noqa: E402
+from vsgd_bench.compare.pretraining import with_checkpoint  # noqa: E402
+from vsgd_bench.compare.runs import KEYS, Job, Runs, provenance  # noqa: E402
+from vsgd_bench.compare.suites import LARGE  # noqa: E402
+from vsgd_bench.compare.train import Learner, minibatch, train  # noqa: E402
+from vsgd_bench.results import RunFile  # noqa: E402
 
 BY_NAME = {workload.name: workload for workload in LARGE_WORKLOADS}
 
@@ -116,21 +117,21 @@ def test_the_methods_of_the_suite():
 def test_a_checkpoint_is_trained_once_and_started_from(tmp_path, capsys):
     prepared = with_checkpoint(tmp_path, FINE_TUNED)
     assert capsys.readouterr().out == "training pretraining, from which fine-tuned starts\n"
-    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").iterdir()}
+    written = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert set(written) == {"pretraining.npz", "pretraining.json"}
     assert with_checkpoint(tmp_path, FINE_TUNED) == prepared
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoints").iterdir()} == written
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written
     assert train(prepared, ADAM, None, seed=1).held_out[0] < train(SMALL, ADAM, None, seed=1).held_out[0] - 0.2
     assert with_checkpoint(tmp_path, SMALL) == SMALL
 
 
 def test_another_checkpoint_makes_other_runs(tmp_path):
     longer = FINE_TUNED._replace(pretraining=FINE_TUNED.pretraining._replace(epochs=6))
-    records = [wanted(Job(workload, ADAM, None, 0)) for workload in (SMALL, FINE_TUNED, longer)]
+    records = [provenance(Job(workload, ADAM, None, 0)) for workload in (SMALL, FINE_TUNED, longer)]
     assert "checkpoint" not in records[0]
     assert records[1]["checkpoint"] != records[2]["checkpoint"]
     moved = FINE_TUNED._replace(checkpoint=tmp_path)
-    assert wanted(Job(moved, ADAM, None, 0)) == records[1], "where it is stored does not matter"
+    assert provenance(Job(moved, ADAM, None, 0)) == records[1], "where it is stored does not matter"
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
@@ -142,18 +143,22 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 
 def test_a_suite_goes_on_after_an_interruption(tmp_path, monkeypatch):
-    def save_and_stop(out, job, run):
-        save(out, job, run)
+    def save_and_stop(runs, job, run):
+        save(runs, job, run)
         if job.seed == 1:
             raise KeyboardInterrupt
 
-    save = table.save
-    monkeypatch.setattr(table, "save", save_and_stop)
+    save = Runs.save
+    monkeypatch.setattr(Runs, "save", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        table.compute([FINE_TUNED], [ADAM], seeds=3, processes=1, out=tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert len([path for path in before if path.parent.name == ADAM.name]) == 2
+        table.compute([FINE_TUNED], [ADAM], seeds=3, processes=1, runs=Runs(tmp_path, "suite"))
     monkeypatch.undo()
-    table.compute([FINE_TUNED], [ADAM], seeds=3, processes=1, out=tmp_path)
-    assert all(path.stat().st_mtime_ns == written for path, written in before.items())
-    assert load(tmp_path, Job(FINE_TUNED, ADAM, None, 2)).outcome == "finished"
+    before = {record["seed"]: record for record in RunFile(tmp_path / "suite.jsonl.gz", KEYS)}
+    assert set(before) == {0, 1}
+    checkpoint = tmp_path / "suite" / "checkpoints" / "pretraining.npz"
+    written = checkpoint.stat().st_mtime_ns
+    table.compute([FINE_TUNED], [ADAM], seeds=3, processes=1, runs=Runs(tmp_path, "suite"))
+    after = {record["seed"]: record for record in RunFile(tmp_path / "suite.jsonl.gz", KEYS)}
+    assert all(after[seed]["seconds"] == before[seed]["seconds"] for seed in before)
+    assert checkpoint.stat().st_mtime_ns == written
+    assert after[2]["outcome"] == "finished"

@@ -10,11 +10,11 @@ pytest.importorskip("sklearn")
 from standins import BY_NAME
 from torch import nn
 
-from vsgd.bench.compare import networks
-from vsgd.bench.compare.methods import Method
-from vsgd.bench.compare.muon import split_parameters
-from vsgd.bench.compare.schedules import Scheduled, cosine, warm_up_updates
-from vsgd.bench.compare.table import why_absent
+from vsgd_bench.compare import networks
+from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.muon import split_parameters
+from vsgd_bench.compare.schedules import Scheduled, cosine, warm_up_updates
+from vsgd_bench.compare.table import why_absent
 
 UPDATES = 40
 SCHEDULED = ["adamw-cosine", "momentum-cosine", "soap-cosine", "muon-cosine", "prodigy-cosine"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +15,9 @@ pytest.importorskip("matplotlib")
 
 from standins import ABSENT, ADAM, BY_NAME, GRID, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare import pages, tables
-from vsgd.bench.compare.judging import (
+from vsgd.cli import main
+from vsgd_bench.compare import pages, tables
+from vsgd_bench.compare.judging import (
     COMPARISONS,
     REFERENCE,
     Bar,
@@ -24,13 +28,13 @@ from vsgd.bench.compare.judging import (
     time_to,
     verdict,
 )
-from vsgd.bench.compare.pages import html, markdown
-from vsgd.bench.compare.runs import Job, path_of, save, wanted
-from vsgd.bench.compare.table import Cell, Table, assemble
-from vsgd.bench.compare.train import Run, failed
-from vsgd.cli import main
-from vsgd.disk import write_checked
+from vsgd_bench.compare.pages import html, markdown
+from vsgd_bench.compare.runs import KEYS, Job, Runs
+from vsgd_bench.compare.table import Cell, Table, assemble
+from vsgd_bench.compare.train import Run, failed
+from vsgd_bench.results import RunFile, packed
 
+ROOT = Path(__file__).parents[2]
 OURS = BY_NAME["vsgd"]
 TUNED = GRID._replace(name=REFERENCE)
 BY_KIND = {(comparison.measure, comparison.axis): comparison for comparison in COMPARISONS}
@@ -183,15 +187,21 @@ class TestWhatIsMissing:
 
     @pytest.fixture
     def folder(self, tmp_path):
+        runs = Runs(tmp_path, "suite")
         for seed in range(2):
-            save(tmp_path, Job(SMALL, ADAM, None, seed), falling(0.5))
+            runs.save(Job(SMALL, ADAM, None, seed), falling(0.5))
             for setting in GRID.settings:
-                save(tmp_path, Job(SMALL, GRID, setting, seed), falling(1.0))
+                runs.save(Job(SMALL, GRID, setting, seed), falling(1.0))
         return tmp_path
 
-    def pages(self, folder, workloads=(SMALL, STREAM)):
-        table = assemble(workloads, (ADAM, GRID, UNINSTALLED), 2, folder)
+    def pages(self, folder, workloads=(SMALL, STREAM), **options):
+        table = assemble(workloads, (ADAM, GRID, UNINSTALLED), 2, Runs(folder, "suite"), **options)
         return table, markdown(table, pages.SMALL), html(table, pages.SMALL)
+
+    def keep(self, folder, keys):
+        """Of the stored runs, only those of some methods, settings and seeds."""
+        path = folder / "suite.jsonl.gz"
+        path.write_bytes(packed(r for r in RunFile(path, KEYS) if (r["method"], r["setting"], r["seed"]) in keys))
 
     def test_a_whole_folder_says_so_of_nothing_but_what_was_never_run(self, folder):
         table, text, _ = self.pages(folder, (SMALL,))
@@ -205,29 +215,50 @@ class TestWhatIsMissing:
         assert "Nothing has been run yet" in words
 
     def test_parts(self, folder):
-        path_of(folder, Job(SMALL, ADAM, None, 1)).unlink()
-        path_of(folder, Job(SMALL, GRID, 0.1, 0)).unlink()
+        self.keep(folder, {(ADAM.name, None, 0), (GRID.name, 0.001, 0), (GRID.name, 0.1, 1)})
         table, text, _ = self.pages(folder)
         assert not table.cells
         assert f"| Small digits | {ADAM.title} | 1 of 2 seeds |" in text
         assert f"| Small digits | {GRID.title} | 1 of 2 settings of the grid |" in text
 
-    @pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b"[]", b'{"final": 1}', None])
-    def test_damaged_runs(self, folder, content, capsys):
-        path = path_of(folder, Job(SMALL, ADAM, None, 1))
-        if content is None:  # valid by its checksum, but of a format of long ago
-            write_checked(path, wanted(Job(SMALL, ADAM, None, 1)))
-        else:
-            path.write_bytes(content)
-        table, text, page = self.pages(folder)
-        assert ("small", GRID.name) in table.cells
-        for words in (text, page):
-            assert "1 of 2 seeds; 1 stored runs are damaged or of other code" in words
-        assert ("is damaged" in capsys.readouterr().err) == (content is not None)
+    def test_a_damaged_file_gives_a_page_of_its_intact_runs(self, folder, capsys):
+        path = folder / "suite.jsonl.gz"
+        text = gzip.decompress(path.read_bytes())
+        path.write_bytes(gzip.compress(text[:-10]))
+        table, _, _ = self.pages(folder)
+        assert set(table.cells) == {("small", ADAM.name), ("small", GRID.name)}
+        assert capsys.readouterr().err.count(f"{path} is damaged") == 1
+        lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+        path.write_bytes(gzip.compress(b"".join(line[: 200 + 1000 * (b"adam" in line)] for line in lines)))
+        table, text, _ = self.pages(folder)
+        assert set(table.cells) == {("small", ADAM.name)}
+        assert f"| Small digits | {GRID.title} | not run |" in text
+        assert capsys.readouterr().err.count(f"{path} is damaged") == 1
+
+    def test_a_page_says_which_runs_are_of_another_version(self, folder, monkeypatch):
+        assert "another version" not in self.pages(folder)[1]
+        versions = {"torch": "0.1", "vsgd": "0.1"}
+        monkeypatch.setattr("vsgd_bench.compare.runs.version_of", versions.get)
+        line = "Runs trained with another version of the source or of a package: all 4."
+        assert all(words.count(line) == 1 for words in self.pages(folder)[1:])
+        Runs(folder, "suite").save(Job(SMALL, ADAM, None, 0), falling(0.5))
+        line = f"another version of the source or of a package: {ADAM.title} (1 of 2), {GRID.title} (2 of 2)."
+        assert all(words.count(line) == 1 for words in self.pages(folder)[1:])
+
+    def test_pages_of_stored_runs_need_neither_data_nor_packages(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("VSGD_DATA", raising=False)
+        runs = Runs(tmp_path, "suite")
+        for seed in range(2):
+            runs.save(Job(ABSENT, UNINSTALLED, None, seed), falling(0.5))
+        table, text, _ = self.pages(tmp_path, (ABSENT,), stored_only=True)
+        assert set(table.cells) == {("absent", "uninstalled")}
+        assert "VSGD_DATA" not in text
+        assert "pip install" not in text
 
     def test_runs_on_data_that_are_gone_are_shown(self, tmp_path):
+        runs = Runs(tmp_path, "suite")
         for seed in range(2):
-            save(tmp_path, Job(ABSENT, ADAM, None, seed), falling(0.5))
+            runs.save(Job(ABSENT, ADAM, None, seed), falling(0.5))
         table, text, _ = self.pages(tmp_path, (ABSENT,))
         assert set(table.cells) == {("absent", ADAM.name)}
         assert "| Absent data | best SGD | not run; " in text
@@ -242,9 +273,16 @@ def test_the_command_writes_both_pages(tmp_path):
     assert "Digits, MLP" in text
     assert "not run" in text
     assert (tmp_path / "quick" / "index.html").exists()
-    assert len(list((tmp_path / "quick" / "runs").rglob("*.json"))) == 1
+    assert len(list(RunFile(tmp_path / "quick.jsonl.gz", KEYS))) == 1
     assert (tmp_path / "quick" / "rates.json").read_text() == "{}\n", "no grid was run"
     assert not list(tmp_path.rglob(".*")), "temporary files were left"
+
+
+def test_the_command_trains_nothing_if_told_so(tmp_path, capsys):
+    narrow = ("--workloads", "digits-logistic", "--optimizers", "adam-default", "--seeds", "1", "--jobs", "1")
+    assert main(["compare", "--quick", *narrow, "--stored", "--out", str(tmp_path)]) == 0
+    assert "Nothing has been run yet" in (tmp_path / "quick" / "index.html").read_text()
+    assert not (tmp_path / "quick.jsonl.gz").exists()
 
 
 def test_absent_data_are_a_line_not_an_error(tmp_path, capsys, monkeypatch):
@@ -272,3 +310,27 @@ def test_bad_input_is_one_clear_line(arguments, words, tmp_path, capsys):
     said = capsys.readouterr().err
     assert len(said.strip().splitlines()) == 1, said
     assert all(word in said for word in words)
+
+
+@pytest.mark.parametrize(
+    ("page", "suite", "arguments"),
+    [
+        ("networks", "small", ["--rates", "small/rates.json"]),
+        ("large", "large", ["--suite", "large", "--rates", "large/rates.json"]),
+        ("unseen", "unseen", ["--suite", "unseen", "--rates", "unseen/rates.json"]),
+        ("ablations", "ablations", ["--ablations", "--seeds", "2"]),
+        ("stress", "stress", ["--stress", "--seeds", "1"]),
+    ],
+)
+def test_the_tables_of_docs_are_those_of_the_stored_runs(page, suite, arguments, tmp_path, monkeypatch):
+    """Whatever version of the source the runs are of, and without any data: `make results` writes these pages."""
+    shutil.copytree(ROOT / "benchmarks" / "results", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VSGD_DATA", raising=False)
+    assert main(["compare", *arguments, "--stored", "--out", "."]) == 0
+    written, committed = (
+        [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+        for path in (tmp_path / suite / "results.md", ROOT / "docs" / f"results-{page}.md")
+    )
+    assert len(written) > 10
+    assert written == committed

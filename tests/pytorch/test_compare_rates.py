@@ -15,14 +15,15 @@ pytest.importorskip("matplotlib")
 from command import refuses, succeeds
 from standins import ADAM, BY_NAME, GRID, NORMALIZED, SMALL, STREAM, UNINSTALLED
 
-from vsgd.bench.compare import pages, rates
-from vsgd.bench.compare.opponents import HALF_DECADES
-from vsgd.bench.compare.pages import html, markdown
-from vsgd.bench.compare.rates import GivenRates
-from vsgd.bench.compare.runs import Job, save
-from vsgd.bench.compare.suites import quick
-from vsgd.bench.compare.table import assemble, compute
-from vsgd.bench.compare.train import Run
+from vsgd_bench.compare import pages, rates
+from vsgd_bench.compare.opponents import HALF_DECADES
+from vsgd_bench.compare.pages import html, markdown
+from vsgd_bench.compare.rates import GivenRates
+from vsgd_bench.compare.runs import KEYS, Job, Runs, setting_name
+from vsgd_bench.compare.suites import quick
+from vsgd_bench.compare.table import assemble, compute
+from vsgd_bench.compare.train import Run
+from vsgd_bench.results import RunFile
 
 NARROW = ("--quick", "--workloads", "digits-logistic", "--seeds", "1", "--jobs", "1")
 EARLIER = GivenRates(Path("earlier/rates.json"), {("small", "sgd"): 0.001})
@@ -32,22 +33,29 @@ def ending_at(loss):
     return Run([0, 100], [0, 100], [0.0, 1.0], [2.0, loss], [math.nan, 1.0], loss, loss, loss)
 
 
-def save_grid(out, workload, method, best):
+def save_grid(runs, workload, method, best):
     """A whole grid on the first seed."""
     for setting in method.settings:
-        save(out, Job(workload, method, setting, 0), ending_at(0.5 if setting == best else 1.0))
+        runs.save(Job(workload, method, setting, 0), ending_at(0.5 if setting == best else 1.0))
 
 
-def files_in(out):
-    return {path.relative_to(out / "runs").as_posix() for path in out.rglob("*-seed*.json")}
+def stored_in(out, suite="suite"):
+    """The workload, method, setting and seed of every stored run."""
+    records = RunFile(out / f"{suite}.jsonl.gz", KEYS)
+    return {(r["workload"], r["method"], setting_name(r["setting"]), r["seed"]) for r in records}
 
 
-def test_the_best_of_every_whole_grid_is_kept(tmp_path):
-    save_grid(tmp_path, SMALL, GRID, 0.1)
-    save(tmp_path, Job(STREAM, GRID, 0.1, 0), ending_at(0.5))
-    save(tmp_path, Job(SMALL, ADAM, None, 0), ending_at(0.5))
+@pytest.fixture
+def runs(tmp_path):
+    return Runs(tmp_path, "suite")
+
+
+def test_the_best_of_every_whole_grid_is_kept(runs):
+    save_grid(runs, SMALL, GRID, 0.1)
+    runs.save(Job(STREAM, GRID, 0.1, 0), ending_at(0.5))
+    runs.save(Job(SMALL, ADAM, None, 0), ending_at(0.5))
     for seeds in (1, 2):
-        table = assemble((SMALL, STREAM), (ADAM, GRID, UNINSTALLED), seeds, tmp_path)
+        table = assemble((SMALL, STREAM), (ADAM, GRID, UNINSTALLED), seeds, runs)
         assert json.loads(rates.text_of(table.rates)) == {"small": {"sgd": 0.1}}
     assert ("small", "sgd") in table.missing, "other seeds may be missing still"
 
@@ -62,39 +70,39 @@ def test_a_rate_is_known_by_two_digits(tmp_path):
     assert rates.read(file, [SMALL], [sgd]).rates == {("small", "sgd"): 1.0}
 
 
-def test_given_rates_run_on_all_seeds_and_nothing_else_of_a_grid(tmp_path):
+def test_given_rates_run_on_all_seeds_and_nothing_else_of_a_grid(tmp_path, runs):
     workloads, methods = (SMALL, NORMALIZED), (GRID, ADAM)
-    compute(workloads, methods, seeds=2, processes=1, out=tmp_path, given=EARLIER)
-    expected = {f"{w.name}/adam-default/default-seed{seed}.json" for w in workloads for seed in (0, 1)}
-    assert files_in(tmp_path) == expected | {f"small/sgd/0.001-seed{seed}.json" for seed in (0, 1)}
+    compute(workloads, methods, seeds=2, processes=1, runs=runs, given=EARLIER)
+    expected = {(w.name, "adam-default", "default", seed) for w in workloads for seed in (0, 1)}
+    assert stored_in(tmp_path) == expected | {("small", "sgd", "0.001", seed) for seed in (0, 1)}
 
-    table = assemble(workloads, methods, 2, tmp_path, EARLIER)
+    table = assemble(workloads, methods, 2, runs, EARLIER)
     assert table.cells["small", "sgd"].setting == 0.001
     assert set(table.cells["small", "sgd"].runs) == {0, 1}
     assert table.missing == {("normalized", "sgd"): "no rate in rates.json"}
 
 
-def test_the_ends_are_those_of_the_grid(tmp_path):
+def test_the_ends_are_those_of_the_grid(runs):
     for seed in range(2):
-        save(tmp_path, Job(SMALL, GRID, 0.001, seed), ending_at(0.5))
+        runs.save(Job(SMALL, GRID, 0.001, seed), ending_at(0.5))
     wider = GRID._replace(settings=(0.0001, 0.001, 0.1))
     for method, at_edge in ((GRID, True), (wider, False)):
-        assert assemble([SMALL], [method], 2, tmp_path, EARLIER).cells["small", "sgd"].at_edge == at_edge
+        assert assemble([SMALL], [method], 2, runs, EARLIER).cells["small", "sgd"].at_edge == at_edge
 
 
-def test_given_rates_are_written_on_even_of_what_is_not_installed(tmp_path):
+def test_given_rates_are_written_on_even_of_what_is_not_installed(runs):
     absent = UNINSTALLED._replace(settings=(0.1, 1.0))
     given = EARLIER._replace(rates={**EARLIER.rates, ("stream", "uninstalled"): 0.1})
-    table = assemble([SMALL, STREAM], [GRID, absent], 1, tmp_path, given)
+    table = assemble([SMALL, STREAM], [GRID, absent], 1, runs, given)
     assert json.loads(rates.text_of(table.rates)) == {"small": {"sgd": 0.001}, "stream": {"uninstalled": 0.1}}
 
 
-def test_pages_say_where_rates_come_from(tmp_path):
-    anew = assemble([SMALL], [GRID], 2, tmp_path)
+def test_pages_say_where_rates_come_from(runs):
+    anew = assemble([SMALL], [GRID], 2, runs)
     for words in (markdown(anew, pages.LARGE), html(anew, pages.LARGE)):
         assert "Grids are tuned on the first seed" in words
         assert "--rates" not in words
-    given = assemble([SMALL, STREAM], [GRID], 2, tmp_path, EARLIER)
+    given = assemble([SMALL, STREAM], [GRID], 2, runs, EARLIER)
     text, page = markdown(given, pages.LARGE), html(given, pages.LARGE)
     for words in (text, page):
         assert "vsgd compare --suite large --seeds 2 --rates earlier/rates.json" in words
@@ -105,9 +113,9 @@ def test_pages_say_where_rates_come_from(tmp_path):
     assert "| A stream | all | no rate in rates.json |" in text
 
 
-def test_any_file_name_can_be_shown(tmp_path):
+def test_any_file_name_can_be_shown(runs):
     odd = EARLIER._replace(file=Path("my rates\udcff\n.json"))
-    text = markdown(assemble([SMALL, STREAM], [GRID], 2, tmp_path, odd), pages.SMALL)
+    text = markdown(assemble([SMALL, STREAM], [GRID], 2, runs, odd), pages.SMALL)
     assert "--rates 'my rates\\udcff\\n.json'" in text
     assert "no rate in my rates\\udcff\\n.json |" in text.encode().decode()
 
@@ -116,7 +124,7 @@ def test_one_command_takes_up_what_another_chose(tmp_path):
     earlier, later = tmp_path / "earlier", tmp_path / "later"
     (logistic,) = (workload for workload in quick().workloads if workload.name == "digits-logistic")
     best = HALF_DECADES[5]
-    save_grid(earlier / "quick", logistic, BY_NAME["sgd"], best)
+    save_grid(Runs(earlier, "quick"), logistic, BY_NAME["sgd"], best)
     out = succeeds("compare", *NARROW, "--optimizers", "sgd", "--out", earlier)
     file = earlier / "quick" / "rates.json"
     assert str(file) in out
@@ -124,9 +132,9 @@ def test_one_command_takes_up_what_another_chose(tmp_path):
 
     methods = "sgd,adamw-cosine,adam-default"
     succeeds("compare", *NARROW, "--optimizers", methods, "--rates", file, "--out", later)
-    assert files_in(later / "quick") == {
-        "digits-logistic/sgd/0.032-seed0.json",
-        "digits-logistic/adam-default/default-seed0.json",
+    assert stored_in(later, "quick") == {
+        ("digits-logistic", "sgd", "0.032", 0),
+        ("digits-logistic", "adam-default", "default", 0),
     }
     assert (later / "quick" / "rates.json").read_text() == file.read_text()
     text = (later / "quick" / "results.md").read_text()

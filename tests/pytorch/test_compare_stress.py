@@ -10,11 +10,11 @@ pytest.importorskip("tqdm")
 
 from standins import BY_NAME, SMALL
 
-from vsgd.bench.compare.ours import ABLATIONS, OURS
-from vsgd.bench.compare.runs import Job, wanted
-from vsgd.bench.compare.stress import CHANGES, STRESSED, stress_workloads
-from vsgd.bench.compare.train import train
 from vsgd.cli import main
+from vsgd_bench.compare.ours import ABLATIONS, OURS
+from vsgd_bench.compare.runs import Job, wanted
+from vsgd_bench.compare.stress import CHANGES, STRESSED, stress_workloads
+from vsgd_bench.compare.train import train
 
 HARDER = {workload.name: workload for workload in stress_workloads()}
 BUNDLED = [name for name, workload in HARDER.items() if not workload.files]
@@ -44,7 +44,7 @@ def test_changes_are_what_they_say():
 
 def test_each_is_told_from_every_other():
     stored = [wanted(Job(workload, BY_NAME[OURS], None, 0)) for workload in HARDER.values()]
-    assert len({(record["task"], record["batch"]) for record in stored}) == len(stored)
+    assert len({(record["provenance"]["task"], record["batch"]) for record in stored}) == len(stored)
     assert {name.partition("+")[0] for name in HARDER} == set(STRESSED)
 
 
@@ -55,15 +55,15 @@ def test_every_part_can_be_taken_away(method):
 
 
 @pytest.mark.parametrize(
-    ("flag", "workload", "file"),
+    ("flag", "workload", "suite"),
     [
-        ("--ablations", "rotated", "ablations.md"),
-        pytest.param("--stress", "digits-mlp+minibatch-512", "stress.md", marks=pytest.mark.slow),
+        ("--ablations", "rotated", "ablations"),
+        pytest.param("--stress", "digits-mlp+minibatch-512", "stress", marks=pytest.mark.slow),
     ],
 )
-def test_the_command_writes_its_page(flag, workload, file, tmp_path):
+def test_the_command_writes_its_page(flag, workload, suite, tmp_path):
     arguments = ["compare", flag, "--workloads", workload, "--seeds", "1", "--jobs", "1", "--out", str(tmp_path)]
     assert main([*arguments, "--optimizers", "vsgd"]) == 0
-    text = (tmp_path / file).read_text()
+    text = (tmp_path / suite / "results.md").read_text()
     assert f"vsgd compare {flag} --seeds 1" in text
     assert "Not run" in text

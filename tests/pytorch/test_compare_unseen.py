@@ -10,10 +10,10 @@ pytest.importorskip("tqdm")
 
 from standins import ADAM  # noqa: E402
 
-from vsgd.bench.compare import pages, table  # noqa: E402
-from vsgd.bench.compare.suites import UNSEEN  # noqa: E402
-from vsgd.bench.compare.train import Learner  # noqa: E402
-from vsgd.bench.compare.unseen import UNSEEN_WORKLOADS, adding, encoder, hide, two_views  # noqa: E402
+from vsgd_bench.compare import pages, table  # noqa: E402
+from vsgd_bench.compare.suites import UNSEEN  # noqa: E402
+from vsgd_bench.compare.train import Learner  # noqa: E402
+from vsgd_bench.compare.unseen import UNSEEN_WORKLOADS, adding, encoder, hide, two_views  # noqa: E402
 
 
 @pytest.mark.parametrize("workload", UNSEEN_WORKLOADS, ids=lambda workload: workload.name)

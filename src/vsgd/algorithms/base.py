@@ -9,6 +9,8 @@ Each module of `vsgd.algorithms` defines
 - `update(theta, state, batch, count, config, ...)`: one pass through its loop, in the order of its documentation;
 - `evaluation_point(theta, state)`: the parameters to judge and to save.
 
+`networks` computes with whole tensors, so its state and its update are those of the front ends, which call its parts.
+
 The functions are plain arithmetic, as `vsgd.core` explains.
 """
 

@@ -71,11 +71,6 @@ def probe(state: State, count: Array, column_max: Array, config: Columns = COLUM
     return (fraction + (1 - fraction) / state.memory) ** 0.5 / column_max
 
 
-def probe_due(step: int, config: Columns = COLUMNS) -> bool:
-    """Curvature is measured in every minibatch."""
-    return True
-
-
 def damped(curvature: Array, grad: Array, delta: Array, config: Columns) -> Array:
     """h^fd + c·|∇/δ|, since the gradient may vanish just beyond the probe, where a kink would not be seen."""
     return curvature + config.curvature_damping * abs(grad / delta)

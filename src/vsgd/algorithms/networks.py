@@ -38,7 +38,6 @@ from vsgd.core import (
     update_moments,
     variance,
     within_cap,
-    zero_state,
 )
 from vsgd.core import State as CoreState
 
@@ -136,23 +135,6 @@ class Progress(NamedTuple):
 
 LOSS_OUTLIER = 10.0
 """A loss enters the averages of `Progress` at a distance of at most this many times the usual one."""
-
-
-class State(NamedTuple):
-    """`core.State`, the average θ̄ of the iterates, the length scale of a tensor of one coordinate, and its steps."""
-
-    inner: CoreState
-    average: Array
-    averaging: Averaging
-    scale: Array
-    steps: Array
-
-
-def init(theta: Array, config: Networks = NETWORKS) -> State:
-    """The state before the first sample, shaped like `theta`; each entry is a tensor of its own."""
-    zero = abs(theta - theta)
-    inner = zero_state(theta, config.memory)
-    return State(inner, theta, Averaging(zero + config.min_window, zero), length_scale(zero, theta, config), zero)
 
 
 # --- the probe ----------------------------------------------------------------------------------------------------
@@ -321,30 +303,3 @@ def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Ne
     pays = bend < earlier - recent
     horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
     return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon), spread)
-
-
-def update(theta: Array, state: State, batch: Moments, count: Array, config: Networks) -> tuple[Array, State, Info]:
-    """One step of a tensor of one coordinate, whose batch has its averages so far where it was not probed.
-
-    The loss is not known here, so rates are optimal for a single step.
-    """
-    mean = state.inner.mean
-    size = probe_size(state.scale, config)
-    tensor = context(abs(mean.curv), mean.curv_sq, abs(mean.grad), square_root(mean.grad_sq), size, config)
-    inner, info = learn(state.inner, batch, count, config, tensor, True)
-    off = theta - state.average
-    steps = state.steps + (count > 0)
-    new = averaging(state.averaging, off * (batch.grad - abs(inner.mean.curv) * off / 2), steps, config)
-    window = ema(state.averaging.window, new.window, count > 0)
-    better = ema(state.averaging.advantage, new.advantage, count > 0)
-    theta = theta - limited_step(info.rate, batch.grad, mean.grad_sq, tensor)
-    started = state.inner.seen >= config.bootstrap
-    weight = (count > 0) * (started / state.averaging.window + (started == 0))
-    average = ema(state.average, theta, weight)
-    scale = length_scale(state.scale, theta, config)
-    return theta, State(inner, average, Averaging(window, better), scale, steps), info
-
-
-def evaluation_point(theta: Array, state: State) -> Array:
-    """The average of the iterates."""
-    return state.average

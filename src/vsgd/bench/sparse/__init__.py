@@ -1,1 +1,0 @@
-"""Linear models on sparse and unscaled data, against what people use today. `python -m vsgd.bench.sparse`."""

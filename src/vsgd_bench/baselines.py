@@ -1,0 +1,212 @@
+"""The baselines, and the algorithms of this package, each a small pure pair of `init` and `update`.
+
+They are plain arithmetic on arrays or compiled scalars, as `vsgd.core` explains. `update` returns the parameter, the
+state and the rate it used. Those that take a second gradient also say where, by a `probe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vsgd.algorithms import networks, paper
+from vsgd.core import Array, Moments, State
+from vsgd_bench import one_coordinate
+
+NO_CURVATURE, SAMPLE_CURVATURE, FINITE_DIFFERENCES, SIGNED_DIFFERENCES = range(4)
+
+EPSILON = 1e-8
+
+
+def no_probe(theta: Array, state: Any, grad: Array, count: Array, t: int, params: Any) -> Array:
+    return grad
+
+
+class Algorithm(NamedTuple):
+    """An optimizer as a simulation runs it."""
+
+    name: str
+    params: Any
+    init: Callable[..., Any]
+    """(theta, params) → state"""
+    update: Callable[..., Any]
+    """(theta, state, batch: Moments, count, t, params) → theta, state, rate"""
+    curvature: int = NO_CURVATURE
+    probe: Callable[..., Any] = no_probe
+    """(theta, state, grad, count, t, params) → δ; used only with FINITE_DIFFERENCES"""
+    bootstrap: float = 0.0
+    """How many samples it is shown before the first update."""
+    evaluation_point: Callable[..., Any] = paper.evaluation_point
+    """(theta, state) → the parameter to judge it by"""
+
+
+class Decay(NamedTuple):
+    rate: float
+    decay: float
+
+
+def no_state(theta: Array, params: Any) -> Array:
+    return 0 * theta
+
+
+def sgd_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+    eta = params.rate / (1 + params.decay * t)
+    return theta - eta * batch.grad, state, eta
+
+
+def sgd(rate: float, decay: float = 0.0) -> Algorithm:
+    """η0 / (1 + γt)."""
+    return Algorithm(f"SGD η={rate:g} γ={decay:g}", Decay(rate, decay), no_state, sgd_update)
+
+
+def adagrad_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+    total = state + batch.grad * batch.grad
+    eta = params.rate / (total**0.5 + EPSILON)
+    return theta - eta * batch.grad, total, eta
+
+
+def adagrad(rate: float) -> Algorithm:
+    """η0 / √Σ∇² (Duchi, Hazan & Singer 2011)."""
+    return Algorithm(f"AdaGrad η={rate:g}", Decay(rate, 0.0), no_state, adagrad_update)
+
+
+def natural_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+    fisher = state + (batch.grad_sq - state) / (t + 1)
+    eta = params.rate / (fisher + EPSILON)
+    return theta - eta * batch.grad, fisher, eta
+
+
+def natural_gradient(rate: float) -> Algorithm:
+    """η0 over the diagonal of the Fisher matrix, the mean of all squared sample gradients (Amari 2000)."""
+    return Algorithm(f"natural η={rate:g}", Decay(rate, 0.0), no_state, natural_update)
+
+
+def secant_state(theta: Array, params: Decay) -> Array:
+    return 0 * theta + 1 / params.rate
+
+
+def secant_probe(theta: Array, state: Array, grad: Array, count: Array, t: int, params: Decay) -> Array:
+    """The step about to be taken: the secant is measured along it."""
+    step = grad / (state * (1 + t))
+    return EPSILON * (step <= 0) - EPSILON * (step > 0) - step
+
+
+def secant_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+    eta = 1 / (state * (1 + t))
+    curvature = state + (batch.curv - state) * 2 / (t + 2)
+    floor = 1 / (100 * params.rate)
+    curvature = curvature + (floor - curvature) * (curvature < floor)
+    return theta - eta * batch.grad, curvature, eta
+
+
+def sgd_qn(rate: float = 1.0) -> Algorithm:
+    """1/(1+t) over a decaying average of secant curvatures (Bordes, Bottou & Gallinari 2009).
+
+    The curvature starts at 1/η0 and is kept above a hundredth of that, as theirs is kept within λ's range.
+    """
+    params = Decay(rate, 1.0)
+    return Algorithm(f"SGD-QN η={rate:g}", params, secant_state, secant_update, FINITE_DIFFERENCES, secant_probe)
+
+
+class AdamState(NamedTuple):
+    mean: Array
+    square: Array
+
+
+def adam_init(theta: Array, params: Decay) -> AdamState:
+    return AdamState(mean=0 * theta, square=0 * theta)
+
+
+def adam_update(theta: Array, state: AdamState, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+    mean = 0.9 * state.mean + 0.1 * batch.grad
+    square = 0.999 * state.square + 0.001 * batch.grad * batch.grad
+    eta = params.rate / ((square / (1 - 0.999 ** (t + 1))) ** 0.5 + EPSILON)
+    return theta - eta * mean / (1 - 0.9 ** (t + 1)), AdamState(mean=mean, square=square), eta
+
+
+def adam(rate: float = 1e-3) -> Algorithm:
+    """Kingma & Ba (2015) at its usual β."""
+    return Algorithm(f"Adam η={rate:g}", Decay(rate, 0.0), adam_init, adam_update)
+
+
+class Truth(NamedTuple):
+    curvature: float
+    noise: float
+
+
+def oracle_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Truth) -> Any:
+    signal = theta * theta
+    eta = signal / (signal + params.noise / (count + (count == 0))) / params.curvature
+    return theta - eta * batch.grad, state, eta
+
+
+def oracle(curvature: float, noise: float) -> Algorithm:
+    """Eq. 1 and 3 with the true curvature h, noise σ² and distance to an optimum at 0: the limit on quad."""
+    return Algorithm("oracle", Truth(curvature, noise), no_state, oracle_update)
+
+
+def paper_probe(theta: Array, state: State, grad: Array, count: Array, t: int, params: paper.Paper) -> Array:
+    return paper.probe(state, grad, count, params)
+
+
+def paper_update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: paper.Paper) -> Any:
+    theta, state, info = paper.update(theta, state, batch, count, params)
+    return theta, state, info.rate
+
+
+def vsgd_fd(config: paper.Paper = paper.PAPER) -> Algorithm:
+    """Algorithm 1."""
+    return Algorithm("vSGD-fd", config, paper.init, paper_update, FINITE_DIFFERENCES, paper_probe, config.bootstrap)
+
+
+def vsgd(config: paper.Paper = paper.VSGD_2012) -> Algorithm:
+    """The predecessor, which takes each sample's own curvature."""
+    return Algorithm("vSGD", config, paper.init, paper_update, SAMPLE_CURVATURE, paper_probe, config.bootstrap)
+
+
+def networks_probe(
+    theta: Array, state: one_coordinate.State, grad: Array, count: Array, t: int, params: networks.Networks
+) -> Array:
+    return networks.probe(networks.probe_size(state.scale, params), networks.random_bit(np.int64(t), np.int64(0)))
+
+
+def networks_update(
+    theta: Array, state: one_coordinate.State, batch: Moments, count: Array, t: int, params: networks.Networks
+) -> Any:
+    """The default for a tensor of one coordinate. Where no second gradient is due, the curvature is the known one."""
+    mean = state.inner.mean
+    due = networks.probe_due((t - 1) % params.probe_interval, False, params) | (state.inner.seen < params.bootstrap)
+    batch = Moments(
+        grad=batch.grad,
+        grad_sq=batch.grad_sq,
+        curv=mean.curv + due * (batch.curv - mean.curv),
+        curv_sq=mean.curv_sq + due * (batch.curv_sq - mean.curv_sq),
+    )
+    theta, state, info = one_coordinate.update(theta, state, batch, count, params)
+    return theta, state, info.rate
+
+
+def vsgd_networks(config: networks.Networks = networks.NETWORKS) -> Algorithm:
+    """What networks are trained with by default, for a tensor of one coordinate."""
+    return Algorithm(
+        "vSGD, networks",
+        config,
+        one_coordinate.init,
+        networks_update,
+        SIGNED_DIFFERENCES,
+        networks_probe,
+        config.bootstrap,
+        one_coordinate.evaluation_point,
+    )
+
+
+def sharing(algorithm: Algorithm, share: Callable[[Moments], Moments], name: str) -> Algorithm:
+    """The same with statistics shared between coordinates; see `paper.share_within`."""
+
+    def update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: paper.Paper) -> Any:
+        theta, state, info = paper.update(theta, state, batch, count, params, share)
+        return theta, state, info.rate
+
+    return algorithm._replace(update=update, name=name)

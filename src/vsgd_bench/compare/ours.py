@@ -1,0 +1,51 @@
+"""vSGD: its default, the paper's, and the default with one deviation from the paper taken back at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from vsgd import NETWORKS, PAPER, Networks, Paper
+from vsgd.torch import VSGD
+from vsgd_bench.compare.methods import Method, trainable
+
+OURS = "vsgd"
+
+
+def default(model: nn.Module, _: None, updates: int) -> Any:
+    return VSGD(trainable(model))
+
+
+def with_algorithm(algorithm: Networks | Paper, model: nn.Module, _: None, updates: int) -> Any:
+    return VSGD(trainable(model), algorithm=algorithm)
+
+
+def _variant(name: str, title: str, algorithm: Networks | Paper, note: str) -> Method:
+    return DEFAULT._replace(name=name, title=title, make=partial(with_algorithm, algorithm), note=note)
+
+
+def _without(name: str, title: str, **changes: Any) -> Method:
+    note = ", ".join(f"{key}={value:g}" for key, value in changes.items())
+    return _variant(f"vsgd-{name}", title, NETWORKS._replace(**changes), f"`NETWORKS._replace({note})`")
+
+
+DEFAULT = Method(OURS, "vSGD", default, "`VSGD(model.parameters())`", package="vsgd", module="vsgd", sparse=True)
+AS_PUBLISHED = _variant("vsgd-paper", "vSGD, paper", PAPER, "`VSGD(model.parameters(), algorithm=PAPER)`")
+
+ABLATIONS = (
+    DEFAULT,
+    _without("eigenbasis", "no eigenbasis", eigenbasis=False),
+    _without("step-limit", "steps not limited", step_limit=1e6),
+    _without("grad-clip", "gradients not cut", grad_clip=1e6),
+    _without("memory", "memory not capped", min_memory_cap=1e6),
+    _without("inflation", "no variance inflation", variance_inflation=1.0),
+    _without("shrinkage", "curvature each for itself", shrinkage=0.0),
+    _without("interval", "a second gradient at every step", probe_interval=1.0),
+    _without("average", "no averaging", average_iterates=False),
+    _without("window", "windows may be short", window_share=0.0),
+    _without("horizon", "rates for a single step", max_horizon=1.0),
+    _without("bootstrap", "bootstrap of 10", bootstrap=10.0),
+    _without("outliers", "outliers not detected", outlier_sigmas=1e6),
+)

@@ -1,0 +1,203 @@
+"""The comparison as one page that needs nothing else, and its tables as Markdown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+from vsgd import __version__
+from vsgd.errors import one_line
+from vsgd_bench import web
+from vsgd_bench.compare import curves
+from vsgd_bench.compare.judging import TOLERANCE
+from vsgd_bench.compare.table import Table, what_was_run
+from vsgd_bench.compare.tables import Grid, all_tables, missing, not_run, outdated
+
+GRIDS = (
+    "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
+    "chosen by the loss that is reported favors the grids."
+)
+SETTLED = (
+    "The constants of vSGD's default were settled in trials on some of these networks with the first three seeds, "
+    "looking at held-out losses; `docs/laboratory.md` lists trials. The opponents' defaults were settled elsewhere."
+)
+PROTOCOL = (
+    "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
+    GRIDS,
+    "Held-out loss is judged at the weights that the optimizer's authors ask for: averages for Schedule-Free and DoG, "
+    "with the statistics of BatchNorm taken anew from 20 minibatches.",
+    "Seconds are those of a processor, for one thread, judging and compiling left out. Runs side by side share "
+    "caches, so they are good to some tens of percent.",
+    "A schedule (warm-up, cosine decay) is told the number of updates beforehand. vSGD is not.",
+    "The training loss is that of 2,000 rows that were learned from, at the end and at the weights that the held-out "
+    "loss is judged by, so that the difference of the two is what is over-fitted.",
+    "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
+    "A loss that is not finite ends a run as diverged: its loss is infinite.",
+    SETTLED,
+    "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
+    "final loss is the mean over the stream.",
+)
+LONG = 50
+"""Characters after which a cell may be broken into lines."""
+
+PROFILE = (
+    f"For each workload and seed the target is {TOLERANCE:g} times the final loss of the best AdamW with cosine decay. "
+    "A curve shows on which share of workloads and seeds an optimizer has reached it when it may take so many times as "
+    "long as the fastest optimizer there. High is good: the left says how often an optimizer is (nearly) the fastest, "
+    "the right how often it gets there at all. What never arrives counts as infinite. AdamW "
+    "arrives by definition."
+)
+
+CURVES = (
+    "Mean over seeds; the band reaches from the best to the worst seed. The dotted line is the mean target. Curves "
+    "that diverge leave the picture. Online, the mean loss so far is drawn."
+)
+
+
+class Page(NamedTuple):
+    """What a page says before its tables, and the arguments that make it."""
+
+    title: str
+    words: str
+    flag: str = ""
+    constants: str = SETTLED
+    """Where those of vSGD come from."""
+
+
+SMALL = Page(
+    "Optimizers on small networks, side by side",
+    "vSGD has nothing to tune; those called best were given the best learning rate of a grid on each workload; the "
+    "others run at their defaults.",
+)
+LARGE = Page("Optimizers on larger networks, side by side", SMALL.words, " --suite large")
+UNSEEN = Page(
+    "Optimizers on unseen networks, side by side",
+    f"Networks on which vSGD was not developed. {SMALL.words}",
+    " --suite unseen",
+    "No constant of vSGD's rates was settled on these networks, nor changed after they were first run. How running "
+    "statistics of BatchNorm follow the weights was settled on the depthwise CNN, among others.",
+)
+QUICK = Page(
+    SMALL.title,
+    "**This is the quick version: few workloads and optimizers, and a third of the epochs. It shows what the command "
+    f"does, not who is better.** {SMALL.words}",
+    " --quick",
+)
+ABLATED = Page(
+    "What each deviation from the paper is for",
+    "vSGD's default for networks, and the same with one deviation from the pseudocode taken back at a time.",
+    " --ablations",
+)
+STRESS = Page("Made harder, nothing tuned", "Does the default ever diverge?", " --stress")
+
+
+def command(table: Table, page: Page) -> str:
+    rates = "" if table.given is None else f" --rates {one_line(shlex.quote(str(table.given.file)))}"
+    return f"vsgd compare{page.flag} --seeds {table.seeds}{rates}"
+
+
+def protocol(table: Table, page: Page) -> list[str]:
+    """How it was measured, also where the rates were chosen if that was not here."""
+    instead = {SETTLED: page.constants}
+    if table.given is not None:
+        instead[GRIDS] = (
+            "The rates of grids were chosen in an earlier comparison, by the lowest final held-out loss on the first "
+            f"seed, and are in `{table.given.name}`; without `--rates` they are chosen anew. Being chosen by the loss "
+            "that is reported favors the grids."
+        )
+    return [instead.get(text, text) for text in PROTOCOL]
+
+
+def origin(table: Table, page: Page) -> str:
+    """What produced the numbers of a table."""
+    packages = ["torch", *sorted({method.package for method in table.methods} - {"vsgd", "torch"})]
+    made = [f"vsgd {__version__}", *(f"{name} {number}" for name in packages if (number := _version(name)))]
+    seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
+    return f"`{command(table, page)}`, {seeds}; {', '.join(made)}. {not_run(table)}".strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
+    """A page of these tables, as Markdown."""
+    return "\n".join([*_opening(table, page), *_sections(grids, origin(table, page)), ""])
+
+
+def markdown(table: Table, page: Page) -> str:
+    """All tables, and how they were measured."""
+    measured = ["", *(f"- {text}" for text in protocol(table, page))]
+    lacking = missing(table)
+    grids = all_tables(table) + ([lacking] if lacking.rows else [])
+    return "\n".join([*_opening(table, page), *measured, *_sections(grids, origin(table, page)), ""])
+
+
+def _opening(table: Table, page: Page) -> list[str]:
+    lines = [f"# {page.title}", "", f"{page.words} Written by `{command(table, page)}`."]
+    return [*lines, "", versions] if (versions := outdated(table)) else lines
+
+
+def _sections(grids: list[Grid], made: str) -> list[str]:
+    lines: list[str] = []
+    for grid in grids:
+        lines += ["", f"## {grid.title}", "", grid.words, ""]
+        lines += [_row(grid.head), _row(["---"] * len(grid.head)), *(_row(row) for row in grid.rows)]
+        lines += ["", made]
+    return lines
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rich(text: str) -> str:
+    """Markdown's bold and code as HTML."""
+    text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text))
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
+
+
+def _cell(text: str) -> str:
+    return f"<td{' class=long' if len(text) > LONG else ''}>{_rich(text)}</td>"
+
+
+def _table(grid: Grid, made: str) -> str:
+    head = "".join(f"<th scope=col>{_rich(text)}</th>" for text in grid.head)
+    rows = "".join("<tr>" + "".join(_cell(text) for text in row) + "</tr>" for row in grid.rows)
+    return (
+        f"<h2>{escape(grid.title)}</h2><p>{_rich(grid.words)}</p><div class=wide><table class=sortable>"
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div><p class=quiet>{_rich(made)}</p>"
+    )
+
+
+def _drawings(table: Table) -> str:
+    """Where the page's script draws."""
+    if not table.cells:
+        return "<p><b>Nothing has been run yet</b>, so there is nothing to draw.</p>"
+    return f"""<div class=panel><h2 class=inner>Choose what to compare</h2><div id=choose></div></div>
+<noscript><p><b>The drawings need JavaScript.</b> The tables do not.</p></noscript>
+<h2>Share of workloads solved</h2><p>{PROFILE}</p><div id=profiles></div>
+<h2>Held-out losses</h2><p>{CURVES}</p><div id=curves class=charts></div>"""
+
+
+def html(table: Table, page: Page) -> str:
+    made = origin(table, page)
+    tables = "".join(_table(grid, made) for grid in all_tables(table))
+    lacking = missing(table)
+    measured = "".join(f"<li>{_rich(text)}</li>" for text in protocol(table, page))
+    body = f"""<h1>{page.title}</h1>
+<p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
+{f"<p>{escape(versions)}</p>" if (versions := outdated(table)) else ""}
+{'<p>Parts of it <a href="#missing">are missing</a>.</p>' if lacking.rows else ""}
+{_drawings(table)}
+{tables}
+<section id=missing>{_table(lacking, made) if lacking.rows else ""}</section>
+<h2>How it was measured</h2><ul>{measured}</ul>"""
+    scripts = ["plot.js", "controls.js", "compare.js"] if table.cells else []
+    return web.page(f"vsgd: {page.title}", body, curves.data(what_was_run(table)), scripts)

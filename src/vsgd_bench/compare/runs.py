@@ -1,0 +1,137 @@
+"""Runs of the comparison on disk: one file per suite, and what produced each run."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vsgd.errors import UserError
+from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.opponents import ADAMW_COSINE
+from vsgd_bench.compare.train import Run, train
+from vsgd_bench.compare.workloads import Workload
+from vsgd_bench.provenance import definitions_digest, describe, digest, modules_digest
+from vsgd_bench.results import Record, RunFile
+
+KEYS = ("workload", "method", "setting", "seed")
+"""Fields of a record that identify a run in the file of a suite."""
+
+OPTIMIZER_MODULES = ("vsgd.torch",)
+WITHOUT_INFLUENCE = ("vsgd", "vsgd.disk", "vsgd.errors")
+"""Modules that the optimizer imports but that cannot change a result: names and version, files, messages."""
+
+PRETRAINING_RATE = 1e-3
+"""Of AdamW with warm-up and cosine decay, which trains the checkpoints."""
+
+
+class Job(NamedTuple):
+    """A run that may be stored, or is to be trained."""
+
+    workload: Workload
+    method: Method
+    setting: float | None
+    seed: int
+
+
+def setting_name(setting: float | None) -> str:
+    return "default" if setting is None else f"{setting:.2g}"
+
+
+@functools.cache
+def version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def source_digest() -> str:
+    """Return a digest of the library's optimizer for PyTorch."""
+    return modules_digest(OPTIMIZER_MODULES, WITHOUT_INFLUENCE)
+
+
+@functools.cache
+def training_digest() -> str:
+    """Return a digest of what every run executes."""
+    return definitions_digest(train)
+
+
+def pretraining_job(workload: Workload) -> Job:
+    """Return the job that trains the weights that a workload starts from."""
+    assert workload.pretraining is not None
+    return Job(workload.pretraining, ADAMW_COSINE, PRETRAINING_RATE, seed=0)
+
+
+def identity(job: Job) -> dict[str, Any]:
+    """Return what a stored run must agree with to be shown as this job."""
+    workload = job.workload
+    names = {"workload": workload.name, "method": job.method.name, "setting": job.setting, "seed": job.seed}
+    return {**names, "batch": workload.batch, "epochs": workload.epochs}
+
+
+def provenance(job: Job) -> dict[str, Any]:
+    """Return what a stored run must also agree with, or be trained again.
+
+    The runs of opponents depend on the laboratory and on the version of their package, but not on the library.
+    """
+    workload, method = job.workload, job.method
+    found = {
+        "training": training_digest(),
+        "task": digest([describe(workload.build)]),
+        "setup": digest(
+            [describe(method.make), describe(method.evaluation_model), repr((method.averages, method.sparse))]
+        ),
+    }
+    if workload.pretraining is not None:
+        found["checkpoint"] = digest([json.dumps(wanted(pretraining_job(workload)))])
+    if method.ours:
+        return {**found, "source": source_digest()}
+    return {**found, method.package: version_of(method.package)}
+
+
+def wanted(job: Job) -> dict[str, Any]:
+    return {**identity(job), "provenance": provenance(job)}
+
+
+class Runs:
+    """The stored runs of a suite in `folder`/`suite`.jsonl.gz. Runs of the `shared` suites are used, too."""
+
+    def __init__(self, folder: Path, suite: str, shared: tuple[str, ...] = ()):
+        if (folder / "runs").is_dir():
+            message = f"{folder / 'runs'} holds runs in the format of version 0.2, which this version does not read."
+            raise UserError(f"{message} Choose another folder, or remove it.")
+        self.folder, self.suite = folder, suite
+        self._own, *self._shared = (RunFile(folder / f"{name}.jsonl.gz", KEYS) for name in (suite, *shared))
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of weights that workloads start from."""
+        return self.folder / self.suite / "checkpoints"
+
+    def save(self, job: Job, run: Run) -> None:
+        versions = {package: version_of(package) for package in ("torch", "vsgd")}
+        self._own.save({**wanted(job), "versions": versions, **run._asdict()})
+
+    def load(self, job: Job) -> Run | None:
+        """Return the run, whatever version of the source it was trained with; None if there is none."""
+        if (record := self._record(job)) is None:
+            return None
+        return Run(**{field: record[field] for field in Run._fields})
+
+    def is_current(self, job: Job) -> bool:
+        """Return whether the run was trained with the present source and packages."""
+        record = self._record(job)
+        return record is not None and record["provenance"] == provenance(job)
+
+    def _record(self, job: Job) -> Record | None:
+        """Return a current record if there is one, otherwise any."""
+        same = identity(job)
+        found = [file.get(*(same[key] for key in KEYS)) for file in (self._own, *self._shared)]
+        records = [r for r in found if r is not None and all(r[key] == value for key, value in same.items())]
+        if len(records) > 1:
+            records.sort(key=lambda record: record["provenance"] != provenance(job))
+        return records[0] if records else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import gymnasium
@@ -64,8 +64,16 @@ def normalized(values: Tensor) -> Tensor:
     return (values - values.mean()) / (values.std() + 1e-6)
 
 
+def mean_by_time(returns: Iterable[Tensor]) -> Tensor:
+    """Return the mean of the returns at each time. An episode that has ended counts with a return of 0."""
+    return nn.utils.rnn.pad_sequence(list(returns), batch_first=True).mean(0)
+
+
 def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
-    """Learn a policy from pairs of whole episodes. Return the sum of rewards of each episode."""
+    """Learn a policy from whole episodes, two for each update. Return the sum of rewards of each episode.
+
+    The baseline is the mean return at the same time over the last ten episodes.
+    """
     policy = mlp(2)
     opt = VSGD(policy.parameters())
 
@@ -75,16 +83,19 @@ def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
 
     rollout = opt.iterates()(play)
     scores: list[float] = []
+    recent: deque[Tensor] = deque(maxlen=10)
     while len(scores) < episodes and not is_solved(scores):
         played = [rollout(env, 100_000 * seed + len(scores) + k, act) for k in range(2)]
         scores += [float(episode.rewards.sum()) for episode in played]
-        advantages = normalized(torch.cat([discounted(episode.rewards) for episode in played]))
+        returns = [discounted(episode.rewards) for episode in played]
+        recent.extend(returns)
+        baseline = mean_by_time(recent)
+        advantages = torch.cat([each - baseline[: len(each)] for each in returns])
+        weights = advantages / (advantages.std() + 1e-6)
         observations = torch.cat([episode.observations for episode in played])
         actions = torch.cat([episode.actions for episode in played])
 
-        def loss(
-            observations: Tensor = observations, actions: Tensor = actions, weights: Tensor = advantages
-        ) -> Tensor:
+        def loss(observations: Tensor = observations, actions: Tensor = actions, weights: Tensor = weights) -> Tensor:
             return -(weights * Categorical(logits=policy(observations)).log_prob(actions)).mean()
 
         opt.minimize(loss)

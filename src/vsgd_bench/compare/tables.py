@@ -152,8 +152,15 @@ def _said(table: Table, opponent: Method, comparison: Comparison) -> list[str | 
     return [compared(table, workload, opponent.name, comparison) for workload in table.workloads]
 
 
+def _rule(table: Table) -> str:
+    """Return the sentence that says when two losses count as different."""
+    if table.seeds == 1:
+        return "There is one seed, so every difference counts, however small."
+    return "Two losses are equal if they differ by at most one standard error of the paired difference over seeds."
+
+
 def _judged_by_bar(comparison: Comparison, opponent: Method, counts: dict[str, int]) -> list[str]:
-    """What is asked, and whether it is met."""
+    """Return the goal against an opponent and whether it is reached."""
     if (bar := comparison.bars.get(opponent.name)) is None or not any(counts.values()):
         return ["", ""]
     return [bar.words, "yes" if bar.is_met(counts) else "no"]
@@ -170,12 +177,12 @@ def summary(table: Table) -> Grid:
             row += [text, *_judged_by_bar(comparison, opponent, counts)]
         rows.append(row)
     words = (
-        "On how many workloads vSGD's default is better / equal / worse than each opponent, by each of the three "
-        "losses. Better and worse are beyond one standard error of the paired difference over seeds."
+        "Wins / ties / losses of vSGD's default against each opponent, by final, best and training loss. "
+        f"{_rule(table)} The goal is the share of workloads that vSGD is meant to win or not to lose."
     )
     head = ["opponent"]
     for comparison in AT_EQUAL_UPDATES:
-        head += [MEASURES[comparison.measure], "asked", "met"]
+        head += [MEASURES[comparison.measure], "goal", "reached"]
     return Grid("vSGD against each, at equal updates: better / equal / worse", words, head, rows)
 
 
@@ -189,16 +196,15 @@ def verdicts(table: Table, comparison: Comparison) -> Grid:
         signs = [SIGNS[word] for word in said]
         rows.append([opponent.title, *texts, *_judged_by_bar(comparison, opponent, counts), *signs])
     words = (
-        "vSGD's default against each opponent, workload by workload: + better, − worse by more than one standard error "
-        "of the paired difference over seeds, = neither, · not known. What is not worse is better or equal. Shares "
-        "asked are of the workloads with a sign."
+        "vSGD's default against each opponent, workload by workload: + better, − worse, = equal, · not known. "
+        f"{_rule(table)} Shares in the goals are of the workloads with a sign."
     )
     if comparison.axis != "updates":
         words += (
             " Both curves are read where the one that spent less ends, linearly between evaluation points. Grids keep "
             "the rate that was best at equal epochs. An online workload has no sign: less of a stream is other rows."
         )
-    head = ["opponent", "better", "equal", "worse", "asked", "met", *(workload.name for workload in table.workloads)]
+    head = ["opponent", "better", "equal", "worse", "goal", "reached", *(workload.name for workload in table.workloads)]
     title = f"vSGD against each, {MEASURES[comparison.measure]} loss at equal {AXES[comparison.axis]}"
     return Grid(title, words, head, rows)
 

@@ -26,7 +26,7 @@ from vsgd.files.storage import Trained, load, outputs_of, save, task_of
 from vsgd.files.targets import Spread, r_squared, reader_of, spread_over
 from vsgd.linear import new_model
 from vsgd.linear.gate import MOST_COLUMNS
-from vsgd.linear.losses import LARGEST_LOG_MEAN
+from vsgd.linear.losses import EXPONENTIAL_LINK, LARGEST_LOG_MEAN
 from vsgd.linear.model import FIELDS, ROWS
 from vsgd.linear.training import coefficients, mean_loss
 
@@ -149,7 +149,7 @@ def predicted_classes(margins: Any) -> Any:
 
 
 def predicted_numbers(trained: Trained, margins: Any) -> Any:
-    return np.exp(np.minimum(margins[:, 0], LARGEST_LOG_MEAN)) if trained.loss == "poisson" else margins[:, 0]
+    return np.exp(np.minimum(margins[:, 0], LARGEST_LOG_MEAN)) if trained.loss in EXPONENTIAL_LINK else margins[:, 0]
 
 
 def written(trained: Trained, margins: Any) -> list[str]:

@@ -17,10 +17,10 @@ from vsgd.files.header import Refused, check_header
 from vsgd.files.schema import Schema
 from vsgd.linear import Model
 from vsgd.linear.gate import Expected, description_of
-from vsgd.linear.losses import CLASSIFICATION, REGRESSION, Task
+from vsgd.linear.losses import CLASSIFICATION, EXPONENTIAL_LINK, REGRESSION, Task
 from vsgd.linear.model import aligned_zeros
 
-VERSION = 4
+VERSION = 5
 
 
 class Trained(NamedTuple):
@@ -43,9 +43,9 @@ class Trained(NamedTuple):
 def task_of(loss: str, classes: int) -> Task:
     """The task that the estimators of `vsgd.sklearn` make of a loss by default."""
     number = {**CLASSIFICATION, **REGRESSION}[loss]
-    natural = loss in CLASSIFICATION or loss == "poisson"
+    natural = loss in CLASSIFICATION or loss in EXPONENTIAL_LINK
     parameter = 0.5 if loss == "quantile" else 0.1
-    return Task(number, parameter, one_vs_rest=classes > 2, natural_unit=natural)
+    return Task(number, parameter, one_vs_rest=classes > 2, natural_unit=natural, evidence=True)
 
 
 def outputs_of(classes: int) -> int:

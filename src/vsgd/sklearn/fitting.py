@@ -7,6 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -19,14 +20,14 @@ from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm.auto import tqdm
 
-from vsgd.algorithms.columns import COLUMNS
+from vsgd.algorithms.columns import COLUMNS, Columns
 from vsgd.linear import Model, Task, Training, as_rows, distinct, learning_rates, new_model, train_on
-from vsgd.linear.model import FIELDS, THETA, aligned_zeros
-from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, shuffles
+from vsgd.linear.model import FIELDS, ROWS, THETA, aligned_zeros
+from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, orders
 
 cores = functools.cache(cpu_count)
 
-PENALTIES = {None: (0.0, 0.0), "l2": (0.0, 1.0), "l1": (1.0, 0.0), "elasticnet": (None, None)}
+PENALTIES = {"auto": (0.0, 0.0), None: (0.0, 0.0), "l2": (0.0, 1.0), "l1": (1.0, 0.0), "elasticnet": (None, None)}
 
 
 @contextlib.contextmanager
@@ -43,6 +44,22 @@ def all_or_nothing(estimator: Any) -> Iterator[None]:
         del losses[passes:]
         estimator.__dict__ = before
         raise
+
+
+NOT_NEEDED = ("learning_rate", "eta0", "power_t")
+
+
+def refuse_arguments(estimator: Any, arguments: dict[str, Any]) -> None:
+    """Refuse arguments that the estimator does not have, and say why it needs no learning rate."""
+    if not arguments:
+        return
+    name, known = next(iter(arguments)), type(estimator).__name__
+    if name in NOT_NEEDED:
+        raise TypeError(
+            f"{known} has no argument {name!r}: it estimates the learning rate of each coefficient from the data, and "
+            f"needs neither an initial rate nor a schedule. Remove {name!r}; `rates_` has the rates after fitting."
+        )
+    raise TypeError(f"{known} got an unexpected argument {name!r}")
 
 
 def check_real(estimator: Any, name: str, **bounds: Any) -> None:
@@ -72,15 +89,17 @@ def training_of(estimator: Any, **task: Any) -> Training:
     l1, l2 = PENALTIES[estimator.penalty]
     if estimator.penalty == "elasticnet":
         l1, l2 = estimator.l1_ratio, 1 - estimator.l1_ratio
+    options = COLUMNS if estimator.options is None else estimator.options
     return Training(
         task=Task(
             l1=float(estimator.alpha * l1),
             l2=float(estimator.alpha * l2),
+            evidence=estimator.penalty == "auto" and isinstance(options, Columns),
             intercept=bool(estimator.fit_intercept),
             average=bool(estimator.average),
             **task,
         ),
-        options=COLUMNS if estimator.options is None else estimator.options,
+        options=options,
         batch_size=int(estimator.batch_size),
         threads=min(effective_n_jobs(estimator.n_jobs), cores()),
     )
@@ -133,13 +152,15 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
         if len(learn_from) == 0:
             raise ValueError("early_stopping leaves no sample to learn from; the data has too few samples")
 
+    fresh = model.progress[ROWS] == 0
     patience = Patience(estimator.tol, estimator.n_iter_no_change)
     stopped = estimator.tol is None
-    epochs = islice(shuffles(learn_from, stream), estimator.max_iter)
+    epochs = islice(orders(learn_from, stream, estimator.shuffle), estimator.max_iter)
     passes = tqdm(epochs, total=estimator.max_iter, unit="epoch", disable=not estimator.verbose)
     for epoch, order in enumerate(passes, start=1):
         estimator.n_iter_ = epoch
-        loss = train_on(model, rows, order, targets, merged, training)
+        task = training.task._replace(fresh=fresh and epoch == 1, data_rows=len(learn_from))
+        loss = train_on(model, rows, order, targets, merged, replace(training, task=task))
         if estimator.early_stopping:
             at = margins(model, X[held_out], training.task)
             loss = mean_loss(at, targets[held_out], merged[held_out], training.task)
@@ -152,7 +173,7 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
     publish(estimator, model, training)
     if not stopped:
         warnings.warn(
-            f"The loss still improves after max_iter={estimator.max_iter} epochs; raise it, or set tol=None",
+            f"The loss still falls after max_iter={estimator.max_iter} epochs. Raise max_iter, or set tol=None.",
             ConvergenceWarning,
             stacklevel=3,
         )

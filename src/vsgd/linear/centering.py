@@ -130,4 +130,5 @@ def most_centered(model: Model, rows: Rows) -> int:
     before = model.columns[:, COUNT].sum() / max(int(model.progress[FRESH_ROWS]), 1)
     longest = max(float(before), float(rows.length.max(initial=0)))
     now = int(np.count_nonzero(model.columns[:, CENTER]))
-    return min(model.table.shape[0] - 1, max(now, math.ceil(longest / MIN_FREQUENCY) + 1))
+    features: int = model.table.shape[0] - 1
+    return min(features, max(now, math.ceil(longest / MIN_FREQUENCY) + 1))

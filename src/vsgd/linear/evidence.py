@@ -24,21 +24,26 @@ from vsgd.linear.model import (
     FRESH_ROWS,
     FRESH_SLOPE,
     FRESH_WEIGHT,
+    RECENT_CURVATURE,
+    RECENT_SLOPE_SQ,
     ROWS,
     SCALE_SQ,
     SEEN,
-    SLOPE_SQ,
     STRENGTH,
     THETA,
     WEIGHT,
     Model,
 )
 
-DISTRUST = 5.0
-"""Rare columns have the full penalty if margins of unseen rows should have been smaller by 1 / DISTRUST or more."""
+CALIBRATED, DISTRUST = 0.9, 10.0
+"""Rare columns have no penalty if the calibration c is at least CALIBRATED, and the full one 1 / DISTRUST below."""
 
 MIN_CALIBRATION = 0.1
 """Lower limit on the calibration c: λ is divided by c²."""
+
+MAX_SHRINKAGE = 100.0
+"""Upper limit on the penalty, in units of the curvature. Coefficients thus never vanish, and grow again if a stream
+begins to have signal."""
 
 FIXED_POINT_STEPS = 3
 
@@ -65,7 +70,8 @@ def sum_over_rows(batch: Any, weights: Any, model: Model, task: Task, work: Work
             sums[CURVATURE, k] += curvature
             sums[WEIGHT, k] += weight
             if task.evidence:
-                sums[SLOPE_SQ, k] += slope * slope / weight
+                sums[RECENT_CURVATURE, k] += curvature
+                sums[RECENT_SLOPE_SQ, k] += slope * slope / weight
                 if task.fresh:
                     deviation = work.deviation[i, k]
                     sums[FRESH_SLOPE, k] += slope * deviation
@@ -88,10 +94,12 @@ def estimate_penalty(model: Model, task: Task) -> None:
     rows = float(model.progress[ROWS])
     share = distinct_rows(model, task) / rows
     for k in range(table.shape[2]):
-        if not (sums[CURVATURE, k] > 0 and sums[SLOPE_SQ, k] > 0):
+        if not (sums[CURVATURE, k] > 0 and sums[RECENT_SLOPE_SQ, k] > 0):
             continue
         information = share * sums[CURVATURE, k] / sums[WEIGHT, k]
-        dispersion = sums[SLOPE_SQ, k] / sums[CURVATURE, k]
+        dispersion = sums[RECENT_SLOPE_SQ, k] / sums[RECENT_CURVATURE, k]
+        sums[RECENT_SLOPE_SQ, k] *= 0.5  # the first steps may have slopes far larger than all later ones
+        sums[RECENT_CURVATURE, k] *= 0.5
         size = 0.0
         for j in range(table.shape[0] - task.intercept):
             size += table[j, THETA, k] * table[j, THETA, k] * model.columns[j, SCALE_SQ]
@@ -115,9 +123,10 @@ def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -
     """Return the weight of ½θ² per sample that contains the column, which has had so many `samples`."""
     rows = float(model.progress[ROWS])
     visits = samples * distinct_rows(model, task) / rows
-    calibration = model.penalty[CALIBRATION, k]
-    l2 = model.penalty[STRENGTH, k] / (visits * calibration * calibration)
+    l2 = model.penalty[STRENGTH, k] / visits
     if model.columns[column, CENTER] == 0:
-        l2 *= min(DISTRUST * (1.0 - calibration), 1.0)
+        calibration = model.penalty[CALIBRATION, k]
+        l2 *= min(DISTRUST * max(CALIBRATED - calibration, 0.0), 1.0) / (calibration * calibration)
+    l2 = min(l2, MAX_SHRINKAGE * model.sums[CURVATURE, k] / model.sums[WEIGHT, k])
     mean_weight = model.sums[WEIGHT, k] / rows
     return float(mean_weight * model.columns[column, SCALE_SQ] * l2)

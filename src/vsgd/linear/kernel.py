@@ -21,6 +21,9 @@ from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
 from vsgd.linear.penalty import shifted, side_of_kink, stop_at_zero, with_l2
 from vsgd.linear.rows import Rows
 
+MAX_LOG_STEP = 0.25
+"""Upper limit on the change of the logarithm of a mean in one minibatch."""
+
 
 def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
     """Add X · direction to the margins; slopes of the losses there, in `slope`. Returns the total loss."""
@@ -76,9 +79,9 @@ def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
 
 
 def limit_steps(batch: Any, coordinates: int, model: Model, work: Workspace) -> None:
-    """Shorten the steps of a minibatch so that no output moves by more than 1.
+    """Shorten the steps of a minibatch so that no output moves by more than `MAX_LOG_STEP`.
 
-    Behind an exponential link, a larger move multiplies a mean by more than e, far from where curvature was measured.
+    Behind an exponential link, a large move changes the curvature itself many times over.
     """
     flat = model.table.reshape(-1)
     largest = 0.0
@@ -88,10 +91,10 @@ def limit_steps(batch: Any, coordinates: int, model: Model, work: Workspace) -> 
             c = work.entry_slot[e]
             moved += work.entry_value[e] * (work.state[THETA, c] - flat[work.theta_at[c]])
         largest = max(largest, abs(moved))
-    if largest > 1:
+    if largest > MAX_LOG_STEP:
         for c in range(coordinates):
             before = flat[work.theta_at[c]]
-            work.state[THETA, c] = before + (work.state[THETA, c] - before) / largest
+            work.state[THETA, c] = before + (work.state[THETA, c] - before) * (MAX_LOG_STEP / largest)
 
 
 def start_at_mean(batch: Any, targets: Any, weights: Any, model: Model) -> None:

@@ -20,6 +20,8 @@ from vsgd.linear.model import (
     MAX,
     MEMORY,
     MIN,
+    RECENT_CURVATURE,
+    RECENT_SLOPE_SQ,
     ROWS,
     SCALE_SQ,
     SEEN,
@@ -122,11 +124,14 @@ def merge(models: Sequence[Model], base: Model | None = None) -> Model:
         progress[field] = origin.progress[field] + sum(
             model.progress[field] - origin.progress[field] for model in models
         )
+    sums = origin.sums + sum(model.sums - origin.sums for model in models)
+    for field in (RECENT_CURVATURE, RECENT_SLOPE_SQ):
+        sums[field] = mean_over(batches, [model.sums[field] for model in models])
     return Model(
         table=table,
         average=average,
         columns=columns,
-        sums=origin.sums + sum(model.sums - origin.sums for model in models),
+        sums=sums,
         penalty=mean_over(batches, [model.penalty for model in models]),
         residual=mean_over(batches, [model.residual for model in models]),
         progress=progress,

@@ -20,11 +20,12 @@ SUM, SUM_SQ, COUNT, MIN, MAX, CENTER, SCALE_SQ = range(COLUMN_FIELDS)
 """Fields of `Model.columns`: sums over the non-zero values x and x², their number, smallest and largest; the constant
 that is subtracted from the column, and the mean square of what is left."""
 
-OUTPUT_FIELDS = 7
-CURVATURE, WEIGHT, SLOPE_SQ, FRESH_WEIGHT, FRESH_MARGIN, FRESH_SLOPE, FRESH_CURVATURE = range(OUTPUT_FIELDS)
-"""Fields of `Model.sums`, sums over rows. The first three are over all visits: curvature of the loss in the output,
-weight, and squared slope. The others are over first visits: weight w, w·margin, slope·q and curvature·q², where q is
-the margin minus the mean margin."""
+OUTPUT_FIELDS = 8
+CURVATURE, WEIGHT, RECENT_CURVATURE, RECENT_SLOPE_SQ = range(4)
+FRESH_WEIGHT, FRESH_MARGIN, FRESH_SLOPE, FRESH_CURVATURE = range(4, 8)
+"""Fields of `Model.sums`, sums over rows. All visits: curvature of the loss in the output, and weight. Recent visits:
+curvature, and squared slope. First visits: weight w, w·margin, slope·q and curvature·q², where q is the margin minus
+the mean margin."""
 
 STRENGTH, CALIBRATION = range(2)
 """Fields of `Model.penalty`: λ by the evidence, and the factor in 0 … 1 that margins of unseen rows should have had."""
@@ -40,7 +41,7 @@ class Model(NamedTuple):
         table: columns × 8 × outputs; the fields above.
         average: columns × outputs, the averaged θ; empty if there is no averaging.
         columns: columns × 7, what is known about the values of a column.
-        sums: 7 × outputs, sums over rows.
+        sums: 8 × outputs, sums over rows.
         penalty: 2 × outputs, the penalty that is estimated while learning.
         residual: EMA of |margin − target|: the unit of the output, for losses without one.
         progress: seed, minibatches, rows, rows visited for the first time.

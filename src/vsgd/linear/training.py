@@ -143,8 +143,8 @@ def mean_loss(margins: Any, targets: Any, weights: Any, task: Task) -> float:
 class Patience:
     """Stops when the mean loss of the last `patience` passes has not improved for as many passes in a row.
 
-    An improvement is at least `tol` times the loss of the first pass. Means over passes are compared, since the noise
-    of a single pass would hide slow progress.
+    An improvement is at least `tol` times the lowest loss of the first `patience` passes. Means over passes are
+    compared, since the noise of a single pass would hide slow progress.
     """
 
     def __init__(self, tol: float | None, patience: int):
@@ -160,7 +160,8 @@ class Patience:
             return False
         self.losses.append(loss)
         smoothed = float(np.mean(self.losses[-self.patience :]))
-        if smoothed < self.best - self.tol * abs(self.losses[0]):
+        unit = min(abs(first) for first in self.losses[: self.patience])
+        if smoothed < self.best - self.tol * unit:
             self.best, self.waited = smoothed, 0
         else:
             self.waited += 1

@@ -43,8 +43,8 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fit_intercept: whether to learn a constant. Columns are centered only if it is learned.
         batch_size: samples per update.
         max_iter: maximum number of passes over the data. A `ConvergenceWarning` is issued if it is reached.
-        tol: an improvement of the mean loss by less than this fraction of the first pass's loss is none. If None, all
-            `max_iter` passes are made.
+        tol: an improvement of the mean loss by less than this fraction of the loss of the first passes is none. If
+            None, all `max_iter` passes are made.
         shuffle: whether to shuffle the samples before each pass.
         n_iter_no_change: stop after this many passes without an improvement. The mean is over as many passes.
         early_stopping: whether to measure the loss on held-out samples.

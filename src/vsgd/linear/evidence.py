@@ -23,6 +23,7 @@ from vsgd.linear.model import (
     FRESH_MARGIN,
     FRESH_ROWS,
     FRESH_SLOPE,
+    FRESH_SLOPE_SQ,
     FRESH_WEIGHT,
     RECENT_CURVATURE,
     RECENT_SLOPE_SQ,
@@ -35,8 +36,11 @@ from vsgd.linear.model import (
     Model,
 )
 
-CALIBRATED, DISTRUST = 0.9, 10.0
-"""Rare columns have no penalty if the calibration c is at least CALIBRATED, and the full one 1 / DISTRUST below."""
+SIGNIFICANT = 3.0
+"""The calibration c is taken this many standard errors above its estimate."""
+
+DISTRUST = 5.0
+"""Rare columns have no penalty if c is 1, and the full one if it is smaller by 1 / DISTRUST."""
 
 MIN_CALIBRATION = 0.1
 """Lower limit on the calibration c: λ is divided by c²."""
@@ -75,6 +79,7 @@ def sum_over_rows(batch: Any, weights: Any, model: Model, task: Task, work: Work
                 if task.fresh:
                     deviation = work.deviation[i, k]
                     sums[FRESH_SLOPE, k] += slope * deviation
+                    sums[FRESH_SLOPE_SQ, k] += (slope * deviation) ** 2
                     sums[FRESH_CURVATURE, k] += curvature * deviation * deviation
 
 
@@ -88,7 +93,8 @@ def estimate_penalty(model: Model, task: Task) -> None:
 
     Multiplying the deviation q of a margin by c adds slope·q (c − 1) + ½ curvature·q² (c − 1)² to the loss of its row.
     The sum over rows at their first visit has its minimum near c = 1 if the model generalizes, and near c = 0 if it
-    has learned noise.
+    has learned noise. In several passes over known rows, c is the lowest value since half of the first pass: in the
+    beginning every model over-fits, and later the penalty itself raises c.
     """
     sums, table = model.sums, model.table
     rows = float(model.progress[ROWS])
@@ -115,8 +121,13 @@ def estimate_penalty(model: Model, task: Task) -> None:
             strength = dispersion * effective / size
         model.penalty[STRENGTH, k] = strength
         if sums[FRESH_CURVATURE, k] > 0:
-            calibration = 1.0 - sums[FRESH_SLOPE, k] / sums[FRESH_CURVATURE, k]
-            model.penalty[CALIBRATION, k] = min(max(calibration, MIN_CALIBRATION), 1.0)
+            error = SIGNIFICANT * sums[FRESH_SLOPE_SQ, k] ** 0.5
+            calibration = 1.0 - (sums[FRESH_SLOPE, k] - error) / sums[FRESH_CURVATURE, k]
+            calibration = min(max(calibration, MIN_CALIBRATION), 1.0)
+            if task.data_rows == 0:
+                model.penalty[CALIBRATION, k] = calibration
+            elif 2 * model.progress[FRESH_ROWS] >= task.data_rows:
+                model.penalty[CALIBRATION, k] = min(calibration, model.penalty[CALIBRATION, k])
 
 
 def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -> float:
@@ -126,7 +137,7 @@ def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -
     l2 = model.penalty[STRENGTH, k] / visits
     if model.columns[column, CENTER] == 0:
         calibration = model.penalty[CALIBRATION, k]
-        l2 *= min(DISTRUST * max(CALIBRATED - calibration, 0.0), 1.0) / (calibration * calibration)
+        l2 *= min(DISTRUST * (1.0 - calibration), 1.0) / (calibration * calibration)
     l2 = min(l2, MAX_SHRINKAGE * model.sums[CURVATURE, k] / model.sums[WEIGHT, k])
     mean_weight = model.sums[WEIGHT, k] / rows
     return float(mean_weight * model.columns[column, SCALE_SQ] * l2)

@@ -20,15 +20,15 @@ SUM, SUM_SQ, COUNT, MIN, MAX, CENTER, SCALE_SQ = range(COLUMN_FIELDS)
 """Fields of `Model.columns`: sums over the non-zero values x and x², their number, smallest and largest; the constant
 that is subtracted from the column, and the mean square of what is left."""
 
-OUTPUT_FIELDS = 8
+OUTPUT_FIELDS = 9
 CURVATURE, WEIGHT, RECENT_CURVATURE, RECENT_SLOPE_SQ = range(4)
-FRESH_WEIGHT, FRESH_MARGIN, FRESH_SLOPE, FRESH_CURVATURE = range(4, 8)
+FRESH_WEIGHT, FRESH_MARGIN, FRESH_SLOPE, FRESH_SLOPE_SQ, FRESH_CURVATURE = range(4, 9)
 """Fields of `Model.sums`, sums over rows. All visits: curvature of the loss in the output, and weight. Recent visits:
-curvature, and squared slope. First visits: weight w, w·margin, slope·q and curvature·q², where q is the margin minus
-the mean margin."""
+curvature, and squared slope. First visits: weight w, w·margin, slope·q, its square, and curvature·q², where q is the
+margin minus the mean margin."""
 
 STRENGTH, CALIBRATION = range(2)
-"""Fields of `Model.penalty`: λ by the evidence, and the factor in 0 … 1 that margins of unseen rows should have had."""
+"""Fields of `Model.penalty`: λ by the evidence, and the least factor that margins of unseen rows should have had."""
 
 SEED, BATCHES, ROWS, FRESH_ROWS = range(4)
 """Fields of `Model.progress`: the seed of the probes; minibatches and rows so far; rows visited for the first time."""
@@ -41,7 +41,7 @@ class Model(NamedTuple):
         table: columns × 8 × outputs; the fields above.
         average: columns × outputs, the averaged θ; empty if there is no averaging.
         columns: columns × 7, what is known about the values of a column.
-        sums: 8 × outputs, sums over rows.
+        sums: 9 × outputs, sums over rows.
         penalty: 2 × outputs, the penalty that is estimated while learning.
         residual: EMA of |margin − target|: the unit of the output, for losses without one.
         progress: seed, minibatches, rows, rows visited for the first time.

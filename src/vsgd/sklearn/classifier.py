@@ -74,6 +74,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     classes_: Any
 
+    @fitting.refuses_schedules
     def __init__(
         self,
         loss: str = "log_loss",
@@ -97,9 +98,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_jobs: int | None = None,
         verbose: int = 0,
         options: Columns | Paper | None = None,
-        **unknown: Any,
     ):
-        fitting.refuse_arguments(self, unknown)
         self.loss = loss
         self.multi_class = multi_class
         self.penalty = penalty

@@ -6,11 +6,11 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from joblib import cpu_count, effective_n_jobs
@@ -47,19 +47,24 @@ def all_or_nothing(estimator: Any) -> Iterator[None]:
 
 
 NOT_NEEDED = ("learning_rate", "eta0", "power_t")
+Init = TypeVar("Init", bound=Callable[..., None])
 
 
-def refuse_arguments(estimator: Any, arguments: dict[str, Any]) -> None:
-    """Refuse arguments that the estimator does not have, and say why it needs no learning rate."""
-    if not arguments:
-        return
-    name, known = next(iter(arguments)), type(estimator).__name__
-    if name in NOT_NEEDED:
-        raise TypeError(
-            f"{known} has no argument {name!r}: it estimates the learning rate of each coefficient from the data, and "
-            f"needs neither an initial rate nor a schedule. Remove {name!r}; `rates_` has the rates after fitting."
-        )
-    raise TypeError(f"{known} got an unexpected argument {name!r}")
+def refuses_schedules(init: Init) -> Init:
+    """Decorate a constructor to refuse the arguments of a learning rate, and say why it is not needed."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *arguments: Any, **keywords: Any) -> None:
+        for name in NOT_NEEDED:
+            if name in keywords:
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {name!r}: it estimates the learning rate of each "
+                    f"coefficient from the data, and needs neither an initial rate nor a schedule. Remove {name!r}; "
+                    f"after fitting, `rates_` has the rates."
+                )
+        init(self, *arguments, **keywords)
+
+    return cast(Init, checked)
 
 
 def check_real(estimator: Any, name: str, **bounds: Any) -> None:

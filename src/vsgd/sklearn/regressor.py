@@ -35,6 +35,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
+    @fitting.refuses_schedules
     def __init__(
         self,
         loss: str = "squared_error",
@@ -58,9 +59,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         n_jobs: int | None = None,
         verbose: int = 0,
         options: Columns | Paper | None = None,
-        **unknown: Any,
     ):
-        fitting.refuse_arguments(self, unknown)
         self.loss = loss
         self.epsilon = epsilon
         self.quantile = quantile

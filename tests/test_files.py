@@ -106,7 +106,7 @@ def test_a_fit_is_repeatable_and_sees_every_row_once_a_pass(folder, tmp_path):
     tables = []
     for seed in (0, 0, 1):
         succeeds("fit", folder / "digits.svm", *common, "--seed", seed)
-        assert load(tmp_path / "m.npz").model.progress.tolist() == [seed, 180, 1797]
+        assert load(tmp_path / "m.npz").model.progress.tolist() == [seed, 180, 1797, 1797]
         tables.append(load(tmp_path / "m.npz").model.table)
     np.testing.assert_array_equal(tables[0], tables[1])
     assert not np.array_equal(tables[0], tables[2])

@@ -25,9 +25,11 @@ from vsgd.linear import (
     new_model,
     train_on,
 )
+from vsgd.linear.centering import move_centers
 from vsgd.linear.losses import CLASSIFICATION, SQUARED, slope, value
 from vsgd.linear.minibatch import workspace
-from vsgd.linear.model import COLUMN_MAX, CURV, MEMORY, SEEN, THETA
+from vsgd.linear.model import CENTER, COLUMN_MAX, CURV, MEMORY, SEEN, SUM, THETA
+from vsgd.linear.training import Patience, coefficients
 
 COLUMNS_OF_X = 4
 
@@ -124,13 +126,85 @@ def test_sparse_and_dense_rows_make_the_same_model(text_like, options, task):
         np.testing.assert_array_equal(models[0].table, other.table)
 
 
+def half_full(seed=0):
+    """Columns far from zero, in about half of the rows or in all of them, and binary targets."""
+    rng = np.random.default_rng(seed)
+    X = (rng.standard_normal((300, 6)) + 20) * 10.0 ** np.arange(-3, 3)
+    y = np.where((X / 10.0 ** np.arange(-3, 3) - 20) @ [1, -1, 2, 0.5, 0, 1] + rng.standard_normal(300) > 0, 1.0, -1.0)
+    X[:, :3] *= rng.random((300, 3)) < 0.5
+    return X, y
+
+
+def margins(model, X, task):
+    theta = coefficients(model, task)
+    return X @ theta[:-1] + theta[-1]
+
+
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_sparse_and_dense_rows_are_centered_alike(batch_size):
+    X, y = half_full()
+    dense, csr = (
+        trained(data, y, batch_size=batch_size, epochs=2, loss=CLASSIFICATION["log_loss"], evidence=True)
+        for data in (X, sparse.csr_matrix(X))
+    )
+    assert (dense.columns[:-1, CENTER] != 0).all()
+    for a, b in zip(dense, csr, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_rare_columns_have_no_center_and_stay_sparse(text_like):
+    X, y = text_like
+    model = trained(X, np.where(y == 0, 1.0, -1.0), loss=CLASSIFICATION["log_loss"])
+    assert (model.columns[:-1, CENTER] == 0).all()
+    np.testing.assert_array_equal(model.table[:-1, SEEN, 0], np.asarray((X != 0).sum(axis=0)).ravel())
+
+
+@pytest.mark.parametrize("loss", ["log_loss", "hinge", "squared_error"])
+def test_adding_a_constant_to_columns_changes_predictions_by_rounding_only(loss):
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((500, 4))
+    y = np.where(X @ [1, -1, 0.5, 0] + rng.standard_normal(500) > 0, 1.0, -1.0)
+    task = Task({**CLASSIFICATION, **REGRESSION}[loss], natural_unit=loss in CLASSIFICATION)
+    offsets = np.array([0.0, 1e3, -1e5, 1e6])
+    at, shifted = (
+        margins(trained(data, y, epochs=3, loss=task.loss, natural_unit=task.natural_unit), data, task)
+        for data in (X + 10, X + 10 + offsets)
+    )
+    np.testing.assert_allclose(shifted, at, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_moving_centers_changes_no_prediction(average):
+    X, y = half_full()
+    task = Task(CLASSIFICATION["log_loss"], average=average, center=True)
+    model = trained(X, y, epochs=2, loss=task.loss, average=average)
+    before, centers = margins(model, X, task), model.columns[:, CENTER].copy()
+    model.columns[:-1, SUM] *= 1.5
+    move_centers(model, task)
+    assert (model.columns[:-1, CENTER] != centers[:-1]).all()
+    np.testing.assert_allclose(margins(model, X, task), before, rtol=1e-9)
+
+
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_a_constant_column_is_left_to_the_intercept(batch_size):
+    X, y = half_full()
+    constant = np.column_stack([X, np.full(len(y), 0.1)])
+    without, with_it = (
+        trained(data, y, batch_size=batch_size, epochs=3, loss=CLASSIFICATION["log_loss"]) for data in (X, constant)
+    )
+    assert with_it.table[6, THETA, 0] == 0
+    np.testing.assert_allclose(with_it.table[:6, THETA], without.table[:6, THETA], rtol=1e-9)
+
+
 def test_threads_share_the_classes(text_like):
     X, y = text_like
     one, three = (
-        trained(X, y, epochs=2, outputs=3, threads=n, loss=CLASSIFICATION["hinge"], one_vs_rest=True) for n in (1, 3)
+        trained(X, y, epochs=2, outputs=3, threads=n, loss=CLASSIFICATION["hinge"], one_vs_rest=True, evidence=True)
+        for n in (1, 3)
     )
     np.testing.assert_array_equal(one.table, three.table)
-    np.testing.assert_array_equal(one.curvature, three.curvature)
+    np.testing.assert_array_equal(one.sums, three.sums)
+    np.testing.assert_array_equal(one.penalty, three.penalty)
 
 
 @pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])
@@ -250,6 +324,23 @@ def test_weights_are_multiplicities_whatever_the_order(X, random):
     np.testing.assert_array_equal(weighted.weights, repeated.weights)
     np.testing.assert_array_equal(X.toarray()[weighted.rows], X.toarray()[repeats][repeated.rows])
     np.testing.assert_array_equal(y[weighted.rows], y[repeats][repeated.rows])
+
+
+class TestPatience:
+    def test_a_noisy_loss_that_falls_goes_on(self):
+        rng = np.random.default_rng(0)
+        patience = Patience(tol=1e-3, patience=5)
+        losses = 1 + np.exp(-np.arange(60) / 30) + 0.01 * rng.standard_normal(60)
+        assert not any(patience.is_over(loss) for loss in losses)
+
+    def test_a_noisy_loss_that_no_longer_falls_ends(self):
+        rng = np.random.default_rng(0)
+        patience = Patience(tol=1e-3, patience=5)
+        assert any(patience.is_over(1 + 0.01 * rng.standard_normal()) for _ in range(60))
+
+    def test_no_tolerance_never_ends(self):
+        patience = Patience(tol=None, patience=1)
+        assert not any(patience.is_over(1.0) for _ in range(10))
 
 
 class TestPenalty:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from command import refuses, succeeds
@@ -13,8 +15,22 @@ from vsgd import COLUMNS, PAPER
 from vsgd.files.passes import Passed, merged, one_pass, parts_of
 from vsgd.files.reading import Source
 from vsgd.files.storage import load
+from vsgd.linear.centering import move_centers
 from vsgd.linear.merging import merge
-from vsgd.linear.model import BATCHES, COLUMN_MAX, CURV, FIELDS, ROWS, SEEN, THETA, Model
+from vsgd.linear.model import (
+    BATCHES,
+    CENTER,
+    COLUMN_FIELDS,
+    COLUMN_MAX,
+    CURV,
+    FIELDS,
+    OUTPUT_FIELDS,
+    ROWS,
+    SEEN,
+    SUM,
+    THETA,
+    Model,
+)
 from vsgd.sklearn import VSGDClassifier, VSGDRegressor, fit_parts
 
 
@@ -22,7 +38,15 @@ def model_of(theta, seen, curvature, rows=10):
     """One column, one output."""
     table = np.zeros((1, FIELDS, 1))
     table[0, [THETA, SEEN, CURV], 0] = theta, seen, curvature
-    return Model(table, np.zeros((0, 1)), np.ones((2, 1)), np.ones(1), np.array([7, rows // 2, rows]))
+    return Model(
+        table=table,
+        average=np.zeros((0, 1)),
+        columns=np.zeros((1, COLUMN_FIELDS)),
+        sums=np.ones((OUTPUT_FIELDS, 1)),
+        penalty=np.ones((2, 1)),
+        residual=np.ones(1),
+        progress=np.array([7, rows // 2, rows, rows]),
+    )
 
 
 def same(a, b) -> bool:
@@ -34,7 +58,7 @@ def test_a_coordinate_is_weighted_by_count_and_curvature():
     assert found.table[0, THETA, 0] == pytest.approx((3 * 2 * 1 + 1 * 12 * 4) / (3 * 2 + 1 * 12))
     assert found.table[0, SEEN, 0] == 4
     assert found.table[0, CURV, 0] == pytest.approx((3 * 2 + 1 * 12) / 4)
-    assert found.progress.tolist() == [7, 10, 20]
+    assert found.progress.tolist() == [7, 10, 20, 20]
 
 
 def test_parabolas_merge_into_their_sum():
@@ -68,6 +92,20 @@ def test_a_column_that_one_part_alone_has_is_taken_over():
     both = VSGDClassifier.merge([first, second])
     assert both.coef_[0, 5] == second.coef_[0, 5] != 0
     assert both.model_.table[5, :, 0].tolist() == second.model_.table[5, :, 0].tolist()
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_models_that_differ_in_their_centers_alone_predict_the_same_when_merged(average):
+    X, y = load_breast_cancer(return_X_y=True)
+    first = VSGDClassifier(random_state=0, average=average).partial_fit(X, y, [0, 1])
+    other = copy.deepcopy(first)
+    other.model_.columns[:-1, SUM] *= 1.2
+    move_centers(other.model_, first._training().task._replace(center=True))
+    merged = VSGDClassifier.merge([first, other])
+    centers = [model.model_.columns[:-1, CENTER] for model in (first, merged, other)]
+    assert (centers[0] < centers[1]).all()
+    assert (centers[1] < centers[2]).all()
+    np.testing.assert_allclose(merged.decision_function(X), first.decision_function(X), rtol=1e-8)
 
 
 @pytest.mark.parametrize("options", [COLUMNS, PAPER])
@@ -108,7 +146,7 @@ def test_values_much_larger_in_one_part_decide():
     found = VSGDRegressor.merge([noise, real])
     assert abs(noise.coef_[0, 0]) > 1e3
     assert found.coef_[0, 0] == pytest.approx(real.coef_[0, 0], rel=1e-6)
-    assert found.model_.table[0, COLUMN_MAX, 0] == np.abs(x).max()
+    assert found.model_.table[0, COLUMN_MAX, 0] == real.model_.table[0, COLUMN_MAX, 0]
 
 
 def test_rounds_do_not_depend_on_other_random_numbers():

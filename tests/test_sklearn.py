@@ -11,12 +11,20 @@ from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LinearRegression, LogisticRegression, QuantileRegressor, SGDClassifier, SGDRegressor
+from sklearn.feature_selection import SelectFromModel
+from sklearn.linear_model import (
+    LinearRegression,
+    LogisticRegression,
+    QuantileRegressor,
+    Ridge,
+    SGDClassifier,
+    SGDRegressor,
+)
 from sklearn.metrics import log_loss, mean_poisson_deviance
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score, train_test_split
 from sklearn.multioutput import MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import scale
+from sklearn.preprocessing import StandardScaler, scale
 
 import vsgd
 from vsgd.sklearn import VSGDClassifier, VSGDRegressor, classifier, regressor
@@ -61,6 +69,84 @@ def test_regression_on_any_scale_of_the_target(loss):
     for unit in (1e-3, 1.0, 1e3):
         model = VSGDRegressor(loss, epsilon=10 * unit, max_iter=60, tol=None, random_state=0).fit(X, y * unit)
         assert model.score(X, y * unit) > 0.42
+
+
+@pytest.mark.parametrize("loss", ["poisson", "gamma"])
+def test_exponential_links_on_unscaled_columns(loss):
+    X, y = load_diabetes(return_X_y=True, scaled=False)
+    model = VSGDRegressor(loss, random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.47
+    assert np.abs(model.predict(X).mean() / y.mean() - 1) < 0.05
+
+
+def noisy_text(seed):
+    """Rows of words that say nothing about the target, one in eleven positive."""
+    rng = np.random.default_rng(seed)
+    X = sparse.csr_matrix((np.ones(120_000), (3000 ** rng.random(120_000)).astype(int) - 1, np.arange(0, 120_001, 40)))
+    X.sum_duplicates()
+    return X, (rng.random(3000) < 0.09).astype(int)
+
+
+def test_the_default_penalty_hardly_fits_noise():
+    (X, y), (X_test, y_test) = noisy_text(0), noisy_text(1)
+    prior = log_loss(y_test, np.full(len(y_test), y.mean()))
+    columns = min(X.shape[1], X_test.shape[1])
+    auto, none = (
+        log_loss(y_test, model.fit(X[:, :columns], y).predict_proba(X_test[:, :columns]))
+        for model in (VSGDClassifier(random_state=0), VSGDClassifier(penalty=None, random_state=0))
+    )
+    assert auto < 1.02 * prior < none
+
+
+def test_the_default_penalty_does_not_depend_on_units(cancer):
+    X, X_test, y, _ = cancer
+    units = 2.0 ** np.random.default_rng(0).integers(-13, 14, X.shape[1])
+    model = VSGDClassifier(max_iter=5, tol=None, random_state=0)
+    plain, scaled = clone(model).fit(X, y), clone(model).fit(X * units, y)
+    np.testing.assert_array_equal(plain.decision_function(X_test), scaled.decision_function(X_test * units))
+    assert plain.model_.penalty[0, 0] > 0
+
+
+def test_unscaled_columns_are_as_good_as_scaled_ones():
+    X, y = load_diabetes(return_X_y=True, scaled=False)
+    folds = KFold(5, shuffle=True, random_state=0)
+    unscaled, scaled, ridge = (
+        cross_val_score(model, X, y, cv=folds).mean()
+        for model in (
+            VSGDRegressor(random_state=0),
+            make_pipeline(StandardScaler(), VSGDRegressor(random_state=0)),
+            make_pipeline(StandardScaler(), Ridge()),
+        )
+    )
+    assert unscaled > 0.98 * scaled
+    assert scaled > 0.98 * ridge
+
+
+def test_l1_has_about_as_many_zeros_as_the_exact_solution():
+    X, y = load_breast_cancer(return_X_y=True)
+    alpha = 1e-2
+    X = scale(X)
+    model = VSGDClassifier(penalty="l1", alpha=alpha, max_iter=400, tol=None, random_state=0).fit(X, y)
+    exact = LogisticRegression(l1_ratio=1, C=1 / (alpha * len(y)), solver="saga", tol=1e-6, max_iter=20_000).fit(X, y)
+    zeros, expected = np.sum(model.coef_ == 0), np.sum(exact.coef_ == 0)
+    assert abs(zeros - expected) <= 0.2 * expected
+    selected = SelectFromModel(model, prefit=True, threshold=1e-12).transform(X)
+    assert selected.shape[1] == 30 - zeros
+
+
+@pytest.mark.parametrize("estimator", [VSGDClassifier, VSGDRegressor])
+@pytest.mark.parametrize("name", ["learning_rate", "eta0", "power_t"])
+def test_arguments_of_a_schedule_are_refused_with_a_reason(estimator, name):
+    with pytest.raises(TypeError, match=f"no argument '{name}': it estimates the learning rate of each coefficient"):
+        estimator(**{name: 1})
+
+
+def test_sgd_arguments_are_accepted():
+    """All but those of losses that the classifier does not have, and those of a schedule."""
+    theirs = set(SGDClassifier().get_params()) - {"epsilon", "learning_rate", "eta0", "power_t"}
+    assert theirs <= set(VSGDClassifier().get_params())
+    theirs = set(SGDRegressor().get_params()) - {"learning_rate", "eta0", "power_t"}
+    assert theirs <= set(VSGDRegressor().get_params())
 
 
 def test_quantiles():

@@ -516,7 +516,7 @@ class TestPenalties:
 
     def test_shrinks_coefficients(self, tmp_path):
         data = write_csv(tmp_path / "d.csv", ["a", "b", "y"], two_columns(200))
-        fit(data, tmp_path)
+        fit(data, tmp_path, "--penalty", "none")
         free = load(tmp_path / "m.npz").model.table[:-1, 0]
         fit(data, tmp_path, "--penalty", "l2", "--alpha", 0.1)
         assert (np.abs(load(tmp_path / "m.npz").model.table[:-1, 0]) < np.abs(free)).all()

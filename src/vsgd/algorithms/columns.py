@@ -68,7 +68,8 @@ def probe(state: State, count: Array, column_max: Array, config: Columns = COLUM
     full step.
     """
     fraction = signal_fraction(count * (state.mean.grad * state.mean.grad), noise(state.mean, config))
-    return (fraction + (1 - fraction) / state.memory) ** 0.5 / column_max
+    constant = column_max == 0
+    return (fraction + (1 - fraction) / state.memory) ** 0.5 / (column_max + constant) * (column_max > 0)
 
 
 def damped(curvature: Array, grad: Array, delta: Array, config: Columns) -> Array:

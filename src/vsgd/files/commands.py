@@ -35,7 +35,7 @@ from vsgd.files.storage import (
 from vsgd.files.targets import Spread, r_squared, reader_of, spread_over
 from vsgd.linear import new_model
 from vsgd.linear.gate import MOST_COLUMNS
-from vsgd.linear.losses import LARGEST_LOG_MEAN
+from vsgd.linear.losses import EXPONENTIAL_LINK, LARGEST_LOG_MEAN
 from vsgd.linear.model import ROWS
 from vsgd.linear.probabilities import WITH_PROBABILITIES, probabilities
 from vsgd.linear.training import coefficients, mean_loss
@@ -168,7 +168,7 @@ def predicted_classes(margins: Any) -> Any:
 
 
 def predicted_numbers(trained: Trained, margins: Any) -> Any:
-    return np.exp(np.minimum(margins[:, 0], LARGEST_LOG_MEAN)) if trained.loss == "poisson" else margins[:, 0]
+    return np.exp(np.minimum(margins[:, 0], LARGEST_LOG_MEAN)) if trained.loss in EXPONENTIAL_LINK else margins[:, 0]
 
 
 def written(trained: Trained, margins: Any, with_probabilities: bool) -> list[list[str]]:

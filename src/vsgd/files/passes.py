@@ -45,7 +45,7 @@ def one_pass(sources: Sequence[Source], trained: Trained, part: tuple[int, ...],
         rows: of all sources, for the progress bar; 0 for none.
     """
     total, seen, skipped = 0.0, 0, 0
-    training = Training(trained.task, COLUMNS, trained.batch_size)
+    training = Training(trained.task._replace(fresh=trained.passes == 0), COLUMNS, trained.batch_size)
     rng = np.random.default_rng((trained.seed, trained.passes, *part))
     quiet = None if rows and sys.stderr is not None and sys.stderr.isatty() else True
     with tqdm(total=rows, unit=" rows", desc=f"pass {trained.passes + 1}", disable=quiet) as bar:

@@ -22,7 +22,7 @@ from vsgd.files.settings import PENALTY_OF
 from vsgd.files.sources import BLOCK
 from vsgd.linear import Model
 from vsgd.linear.gate import Expected, description_of
-from vsgd.linear.losses import CLASSIFICATION, REGRESSION, Task
+from vsgd.linear.losses import CLASSIFICATION, EXPONENTIAL_LINK, REGRESSION, Task
 from vsgd.linear.model import FIELDS, aligned_zeros
 from vsgd.linear.penalties import penalty_weights
 
@@ -62,13 +62,13 @@ class Trained(NamedTuple):
     @property
     def task(self) -> Task:
         l1, l2 = penalty_weights(PENALTY_OF[self.penalty], self.alpha, self.l1_ratio)
-        return task_of(self.loss, len(self.classes))._replace(l1=l1, l2=l2)
+        return task_of(self.loss, len(self.classes))._replace(l1=l1, l2=l2, evidence=self.penalty == "auto")
 
 
 def task_of(loss: str, classes: int) -> Task:
     """Return the task that the estimators of `vsgd.sklearn` make of a loss, without a penalty."""
     number = {**CLASSIFICATION, **REGRESSION}[loss]
-    natural = loss in CLASSIFICATION or loss == "poisson"
+    natural = loss in CLASSIFICATION or loss in EXPONENTIAL_LINK
     parameter = 0.5 if loss == "quantile" else 0.1
     return Task(number, parameter, one_vs_rest=classes > 2, natural_unit=natural)
 

@@ -77,6 +77,8 @@ def number_reader(loss: str) -> ReadTarget:
             raise BadRow(f"{shown(text)} in the target is not a number") from None
         if loss == "poisson" and value < 0:
             raise BadRow(f"{shown(text)} in the target is negative; the Poisson loss is for counts")
+        if loss == "gamma" and value <= 0:
+            raise BadRow(f"{shown(text)} in the target is not positive; the Gamma loss is for positive numbers")
         return value
 
     return read

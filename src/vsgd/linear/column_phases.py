@@ -11,10 +11,11 @@ import numpy as np
 
 from vsgd.algorithms import columns
 from vsgd.core import curvature
+from vsgd.linear.evidence import deviations, sum_over_rows
 from vsgd.linear.kernel import evaluate, update_column_max
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import Workspace, add_sample, state_of
-from vsgd.linear.model import BATCHES, COLUMN_MAX, SEED, THETA, Model
+from vsgd.linear.model import BATCHES, COLUMN_MAX, CURVATURE, SEED, THETA, WEIGHT, Model
 from vsgd.linear.rows import scramble
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -92,11 +93,7 @@ def floor_row_curvature(batch: Any, model: Model, weights: Any, config: columns.
     """
     for i in range(len(batch)):
         for k in range(work.margin.shape[1]):
-            model.curvature[0, k] += work.curvature[i, k]
-            model.curvature[1, k] += weights[batch[i]]
-    for i in range(len(batch)):
-        for k in range(work.margin.shape[1]):
-            mean = weights[batch[i]] * model.curvature[0, k] / model.curvature[1, k]
+            mean = weights[batch[i]] * model.sums[CURVATURE, k] / model.sums[WEIGHT, k]
             work.curvature[i, k] = max(work.curvature[i, k], config.row_curvature_floor * mean)
 
 
@@ -128,9 +125,12 @@ def measure(
     update_column_max(slots, work)
     work.margin[:] = 0.0
     loss = evaluate(work.state[THETA], batch, targets, weights, task, work, work.slope)
+    if task.evidence and task.fresh:
+        deviations(batch, weights, model, work)
     unit = 1.0 if task.natural_unit else update_residual(model, batch, targets, work)
     choose_probes(slots * work.margin.shape[1], config, work)
     probe_rows(model, unit, batch, targets, weights, task, config, work)
+    sum_over_rows(batch, weights, model, task, work)
     floor_row_curvature(batch, model, weights, config, work)
     sum_moments(batch, work)
     return loss

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from vsgd.linear.model import FIELDS, Model
+from vsgd.linear.model import COLUMN_FIELDS, FIELDS, OUTPUT_FIELDS, Model
 
 if TYPE_CHECKING:
     from vsgd.linear.rows import Rows
@@ -34,9 +34,11 @@ def description_of(columns: int, outputs: int, averaged: bool) -> dict[str, Expe
     return {
         "table": Expected((columns, FIELDS, outputs)),
         "average": Expected((columns if averaged else 0, outputs)),
-        "curvature": Expected((2, outputs)),
+        "columns": Expected((columns, COLUMN_FIELDS)),
+        "sums": Expected((OUTPUT_FIELDS, outputs)),
+        "penalty": Expected((2, outputs)),
         "residual": Expected((1,)),
-        "progress": Expected((3,), np.int64),
+        "progress": Expected((4,), np.int64),
     }
 
 

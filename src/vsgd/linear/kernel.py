@@ -12,11 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from vsgd.linear.losses import Task, slopes
+from vsgd.core import State
+from vsgd.linear.centering import center_entries, is_refresh_due, list_centered, move_centers, observe
+from vsgd.linear.evidence import estimate_penalty, evidence_l2
+from vsgd.linear.losses import POISSON, Task, slopes
 from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_state, state_of, store
 from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
-from vsgd.linear.penalty import penalized, stop_at_zero
+from vsgd.linear.penalty import shifted, side_of_kink, stop_at_zero, with_l2
 from vsgd.linear.rows import Rows
+
+MAX_LOG_STEP = 0.25
+"""Upper limit on the change of the logarithm of a mean in one minibatch."""
 
 
 def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
@@ -54,33 +60,63 @@ def average_moments(coordinates: int, work: Workspace) -> None:
 
 
 def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
-    """Add the penalty to the moments; the intercept has none."""
-    outputs = work.margin.shape[1]
-    for s in range(slots):
-        if work.column[s] == len(work.slot_of) - 1 and task.intercept:
-            continue
-        for c in range(s * outputs, (s + 1) * outputs):
-            inverse_frequency = model.progress[ROWS] / (work.state[SEEN, c] + work.samples[c])
-            l1, l2 = task.l1 * inverse_frequency, task.l2 * inverse_frequency
-            batch = penalized(moments_of(work, c), work.state[THETA, c], l1, l2)
-            for field in range(4):
-                work.moments[field, c] = batch[field]
-
-
-def clip_at_zero_and_average(slots: int, model: Model, task: Task, work: Workspace) -> None:
-    """Stop at the kink of an L1 penalty, and average the iterates, as the task says."""
-    flat = model.table.reshape(-1)
+    """Add L2 penalties to the moments, and set the weights of L1 penalties; the intercept has none."""
     outputs = work.margin.shape[1]
     for s in range(slots):
         column = work.column[s]
         has_penalty = column < len(work.slot_of) - 1 or not task.intercept
         for k in range(outputs):
             c = s * outputs + k
-            if task.l1 > 0 and has_penalty:
-                work.state[THETA, c] = stop_at_zero(flat[work.theta_at[c]], work.state[THETA, c])
-            if task.average:
-                distance = work.state[THETA, c] - model.average[column, k]
-                model.average[column, k] += distance / math.sqrt(work.state[SEEN, c])
+            samples = work.state[SEEN, c] + work.samples[c]
+            inverse_frequency = model.progress[ROWS] / samples * has_penalty
+            work.l1[c] = task.l1 * inverse_frequency
+            l2 = task.l2 * inverse_frequency
+            if task.evidence and has_penalty:
+                l2 = evidence_l2(model, task, column, k, samples)
+            batch = with_l2(moments_of(work, c), work.state[THETA, c], l2)
+            for field in range(4):
+                work.moments[field, c] = batch[field]
+
+
+def limit_steps(batch: Any, coordinates: int, model: Model, work: Workspace) -> None:
+    """Shorten the steps of a minibatch so that no output moves by more than `MAX_LOG_STEP`.
+
+    Behind an exponential link, a large move changes the curvature itself many times over.
+    """
+    flat = model.table.reshape(-1)
+    largest = 0.0
+    for i in range(len(batch)):
+        moved = 0.0
+        for e in range(work.row_end[i], work.row_end[i + 1]):
+            c = work.entry_slot[e]
+            moved += work.entry_value[e] * (work.state[THETA, c] - flat[work.theta_at[c]])
+        largest = max(largest, abs(moved))
+    if largest > MAX_LOG_STEP:
+        for c in range(coordinates):
+            before = flat[work.theta_at[c]]
+            work.state[THETA, c] = before + (work.state[THETA, c] - before) * (MAX_LOG_STEP / largest)
+
+
+def start_at_mean(batch: Any, targets: Any, weights: Any, model: Model) -> None:
+    """Set the intercept of a model that has seen nothing to the logarithm of the mean target."""
+    intercept = model.table.shape[0] - 1
+    total, weight = 0.0, 0.0
+    for i in range(len(batch)):
+        total += weights[batch[i]] * targets[batch[i]]
+        weight += weights[batch[i]]
+    if model.table[intercept, SEEN, 0] == 0 and total > 0:
+        model.table[intercept, THETA, 0] = math.log(total / weight)
+
+
+def average_iterates(slots: int, model: Model, work: Workspace) -> None:
+    """Update the average of the iterates."""
+    outputs = work.margin.shape[1]
+    for s in range(slots):
+        column = work.column[s]
+        for k in range(outputs):
+            c = s * outputs + k
+            distance = work.state[THETA, c] - model.average[column, k]
+            model.average[column, k] += distance / math.sqrt(work.state[SEEN, c])
 
 
 def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Callable[..., float]:
@@ -104,23 +140,50 @@ def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Call
     ) -> float:
         """Train on the rows named by `order`. Returns the total loss of all minibatches, each before the update."""
         loss = 0.0
+        list_centered(model, task, work)
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             model.progress[BATCHES] += 1
             model.progress[ROWS] += len(batch)
+            if task.center or task.evidence:
+                if task.fresh:
+                    observe(model, rows, batch)
+                is_first_of_pass = start == 0 and not task.fresh
+                if is_first_of_pass or is_refresh_due(model.progress[ROWS] - len(batch), model.progress[ROWS]):
+                    move_centers(model, task)
+                    list_centered(model, task, work)
+                    if task.evidence:
+                        estimate_penalty(model, task)
+            if task.center and task.loss >= POISSON:
+                start_at_mean(batch, targets, weights, model)
             slots = gather(rows, batch, task.intercept, work)
+            center_entries(model, slots, len(batch), work)
             coordinates = slots * model.table.shape[2]
             load(slots, model.table, work)
             loss += measure(batch, slots, model, targets, weights, task, config, work)
             average_moments(coordinates, work)
-            if task.l1 + task.l2 > 0:
+            if task.l1 + task.l2 > 0 or task.evidence:
                 penalize(slots, model, task, work)
-            for c in range(np.uint64(coordinates)):
-                theta = work.state[THETA, c]
-                theta, state, _ = update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
-                set_state(work, c, theta, state)
-            if task.l1 > 0 or task.average:
-                clip_at_zero_and_average(slots, model, task, work)
+            if task.l1 > 0:
+                for c in range(np.uint64(coordinates)):
+                    theta, state, batch_mean = work.state[THETA, c], state_of(work, c), moments_of(work, c)
+                    side = side_of_kink(theta, state.mean.grad, work.l1[c])
+                    slope = work.l1[c] * side
+                    state = State(shifted(state.mean, slope), state.memory, state.seen)
+                    theta, state, _ = update(theta, state, shifted(batch_mean, slope), work.samples[c], config)
+                    state = State(shifted(state.mean, -slope), state.memory, state.seen)
+                    if work.l1[c] > 0:
+                        theta = stop_at_zero(theta, side)
+                    set_state(work, c, theta, state)
+            else:
+                for c in range(np.uint64(coordinates)):
+                    theta = work.state[THETA, c]
+                    theta, state, _ = update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
+                    set_state(work, c, theta, state)
+            if task.center and task.loss >= POISSON:
+                limit_steps(batch, coordinates, model, work)
+            if task.average:
+                average_iterates(slots, model, work)
             store(coordinates, model.table, work)
         return loss
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-LOG, HINGE, SQUARED_HINGE, MODIFIED_HUBER, SQUARED, ABSOLUTE, HUBER, EPSILON_INSENSITIVE, QUANTILE, POISSON = range(10)
+LOG, HINGE, SQUARED_HINGE, MODIFIED_HUBER, SQUARED, ABSOLUTE, HUBER, EPSILON_INSENSITIVE, QUANTILE = range(9)
+POISSON, GAMMA = range(9, 11)
 
 CLASSIFICATION = {"log_loss": LOG, "hinge": HINGE, "squared_hinge": SQUARED_HINGE, "modified_huber": MODIFIED_HUBER}
 REGRESSION = {
@@ -18,10 +19,13 @@ REGRESSION = {
     "epsilon_insensitive": EPSILON_INSENSITIVE,
     "quantile": QUANTILE,
     "poisson": POISSON,
+    "gamma": GAMMA,
 }
+EXPONENTIAL_LINK = ("poisson", "gamma")
+"""Losses whose margin is the logarithm of the mean."""
 
 LARGEST_LOG_MEAN = 100.0
-"""The log of a Poisson mean is clipped here, since larger squares would overflow."""
+"""The logarithm of a mean is clipped at ± this number, since larger squares would overflow."""
 
 
 class Task(NamedTuple):
@@ -36,7 +40,11 @@ class Task(NamedTuple):
         first_output: number of the first output, when outputs are distributed over threads.
         l1: weight of Σ|θ|, per sample.
         l2: weight of ½Σθ², per sample.
+        evidence: whether to estimate the weight of ½Σθ² while learning, in units of each column (`evidence`).
+        fresh: whether the rows are visited for the first time.
+        data_rows: number of distinct rows, if it is known before all of them are visited; otherwise 0.
         intercept: whether the last column is a constant 1.
+        center: whether to subtract the means of columns; it takes an intercept.
         average: whether to average the iterates.
     """
 
@@ -48,7 +56,11 @@ class Task(NamedTuple):
     first_output: int = 0
     l1: float = 0.0
     l2: float = 0.0
+    evidence: bool = False
+    fresh: bool = True
+    data_rows: int = 0
     intercept: bool = True
+    center: bool = False
     average: bool = False
 
 
@@ -68,6 +80,8 @@ def slope(loss: int, parameter: float, margin: float, target: float) -> float:
         return margin - target
     if loss == POISSON:
         return math.exp(min(margin, LARGEST_LOG_MEAN)) - target
+    if loss == GAMMA:
+        return 1.0 - target * math.exp(min(-margin, LARGEST_LOG_MEAN))
     z = margin * target
     if loss == HINGE:
         return -target if z < 1 else 0.0
@@ -86,13 +100,25 @@ def slope(loss: int, parameter: float, margin: float, target: float) -> float:
     return 1 - parameter if residual > 0 else -parameter * (residual < 0)
 
 
+def least_poisson(target: float) -> float:
+    """The least value of exp(margin) − target · margin. Without it, the loss is half the deviance."""
+    return target - target * math.log(target) if target > 0 else 0.0
+
+
+def least_gamma(target: float) -> float:
+    """The least value of target · exp(−margin) + margin."""
+    return 1.0 + math.log(target) if target > 0 else 0.0
+
+
 def value(loss: int, parameter: float, margin: float, target: float) -> float:
     """The loss of one sample."""
     z = margin * target
     if loss == LOG:
         return math.log1p(math.exp(-abs(z))) + max(0.0, -z)
     if loss == POISSON:
-        return math.exp(min(margin, LARGEST_LOG_MEAN)) - z
+        return math.exp(min(margin, LARGEST_LOG_MEAN)) - z - least_poisson(target)
+    if loss == GAMMA:
+        return target * math.exp(min(-margin, LARGEST_LOG_MEAN)) + margin - least_gamma(target)
     if loss == HINGE:
         return max(0.0, 1 - z)
     if loss == SQUARED_HINGE:

@@ -9,14 +9,24 @@ import numpy as np
 
 from vsgd.linear.model import (
     BATCHES,
+    CENTER,
     COLUMN_MAX,
+    COUNT,
     CURV,
     CURV_SQ,
+    FRESH_ROWS,
     GRAD,
     GRAD_SQ,
+    MAX,
     MEMORY,
+    MIN,
+    RECENT_CURVATURE,
+    RECENT_SLOPE_SQ,
     ROWS,
+    SCALE_SQ,
     SEEN,
+    SUM,
+    SUM_SQ,
     THETA,
     Model,
     aligned_zeros,
@@ -37,6 +47,21 @@ def mean_over(weights: list[Any], values: list[Any]) -> Any:
     return np.where(total > 0, weighted / np.where(total > 0, total, 1), values[0])
 
 
+def merge_columns(models: Sequence[Model], origin: Model) -> Any:
+    """The statistics of all columns; centers and mean squares are weighted by rows visited for the first time."""
+    merged = origin.columns.copy()
+    parts = [model.columns for model in models]
+    for field in (SUM, SUM_SQ, COUNT):
+        merged[:, field] += sum(part[:, field] - origin.columns[:, field] for part in parts)
+    for field, nearest, none in ((MIN, np.min, np.inf), (MAX, np.max, -np.inf)):
+        found = nearest([np.where(part[:, COUNT] > 0, part[:, field], none) for part in parts], axis=0)
+        merged[:, field] = np.where(np.isfinite(found), found, 0)
+    rows = [float(model.progress[FRESH_ROWS] - origin.progress[FRESH_ROWS]) for model in models]
+    for field in (CENTER, SCALE_SQ):
+        merged[:, field] = mean_over(rows, [part[:, field] for part in parts])
+    return merged
+
+
 def check_ancestor(models: Sequence[Model], base: Model) -> None:
     """Refuse a base that the models were not trained on from."""
     for number, model in enumerate(models, start=1):
@@ -55,6 +80,7 @@ def merge(models: Sequence[Model], base: Model | None = None) -> Model:
 
     Models without a common base have n₀ = 0: then it is a mean weighted by d_k h_k. Only ratios of curvatures of one
     coordinate enter, so the scale of a column does not matter. Statistics of gradients are means weighted by d_k.
+    Centers are merged like the intercept, which then absorbs the distance to the centers of the merged model.
 
     Args:
         models: of one shape and task, each trained on rows of its own. They stay as they are.
@@ -82,16 +108,31 @@ def merge(models: Sequence[Model], base: Model | None = None) -> Model:
     average = models[0].average.copy()
     if average.size:
         average = combined(origin.average, [model.average for model in models])
+    columns = merge_columns(models, origin)
+    if columns[:, CENTER].any():
+        for k in range(table.shape[2]):
+            centers = origin.columns[:, CENTER].copy()
+            for weight, model in zip(weights, models, strict=True):
+                centers += weight[-1, k] * (model.columns[:, CENTER] - origin.columns[:, CENTER])
+            moved = columns[:, CENTER] - centers
+            table[-1, THETA, k] += moved @ table[:, THETA, k]
+            if average.size:
+                average[-1, k] += moved @ average[:, k]
     batches = [float(model.progress[BATCHES] - origin.progress[BATCHES]) for model in models]
     progress = models[0].progress.copy()
-    for field in (BATCHES, ROWS):
+    for field in (BATCHES, ROWS, FRESH_ROWS):
         progress[field] = origin.progress[field] + sum(
             model.progress[field] - origin.progress[field] for model in models
         )
+    sums = origin.sums + sum(model.sums - origin.sums for model in models)
+    for field in (RECENT_CURVATURE, RECENT_SLOPE_SQ):
+        sums[field] = mean_over(batches, [model.sums[field] for model in models])
     return Model(
         table=table,
         average=average,
-        curvature=origin.curvature + sum(model.curvature - origin.curvature for model in models),
+        columns=columns,
+        sums=sums,
+        penalty=mean_over(batches, [model.penalty for model in models]),
         residual=mean_over(batches, [model.residual for model in models]),
         progress=progress,
     )

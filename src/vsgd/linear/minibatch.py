@@ -23,13 +23,16 @@ class Workspace(NamedTuple):
     Attributes:
         slot_of: the slot of each column, or `NO_SLOT`.
         column, count, column_max: per slot: its column, in how many rows it occurs, its largest |x| in the minibatch.
+        last_row, center: per slot: the last row that it occurs in, and the constant that is subtracted.
+        centered, centered_count: the columns with a center, and their number.
         theta_at: per coordinate: the index of its θ in the flattened table.
         state: fields × coordinates, as in the table.
-        samples, delta: per coordinate: the number of its samples, and its probe offset δ.
+        samples, delta, l1: per coordinate: the number of its samples, its probe offset δ, its weight of |θ|.
         moments: 4 × coordinates: sums over the samples, then means.
         entry_slot, entry_value: per entry, row after row.
         row_end: index after the last entry of each row, preceded by 0.
         margin, slope, probed_slope: rows × outputs: the output, and the slope of the loss at θ and at the probe.
+        deviation: rows × outputs: the output minus the mean output.
         curvature, row_probe_norm: rows × outputs: curvature of the loss in the output, and Σ |x| δ over the row.
     """
 
@@ -37,10 +40,15 @@ class Workspace(NamedTuple):
     column: Any
     count: Any
     column_max: Any
+    last_row: Any
+    center: Any
+    centered: Any
+    centered_count: Any
     theta_at: Any
     state: Any
     samples: Any
     delta: Any
+    l1: Any
     moments: Any
     entry_slot: Any
     entry_value: Any
@@ -48,27 +56,33 @@ class Workspace(NamedTuple):
     margin: Any
     slope: Any
     probed_slope: Any
+    deviation: Any
     curvature: Any
     row_probe_norm: Any
 
 
-def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Workspace:
-    """Buffers large enough for a minibatch of the longest rows.
+def workspace(rows: Rows, columns: int, outputs: int, batch_size: int, centered: int = 0) -> Workspace:
+    """Buffers large enough for a minibatch of the longest rows, each with `centered` columns more.
 
     Indices are unsigned, so that compiled loops need not handle negative ones.
     """
     batch_size = min(batch_size, len(rows.length))
-    entries = int(np.sort(rows.length)[len(rows.length) - batch_size :].sum()) + batch_size
+    entries = int(np.sort(rows.length)[len(rows.length) - batch_size :].sum()) + batch_size * (1 + centered)
     slots = min(columns, entries)
     return Workspace(
         slot_of=np.full(columns, NO_SLOT),
         column=np.empty(slots + 1, np.uint32),
         count=np.zeros(slots),
         column_max=np.zeros(slots),
+        last_row=np.zeros(slots, np.int64),
+        center=np.zeros(slots),
+        centered=np.empty(columns, np.uint32),
+        centered_count=np.zeros(1, np.int64),
         theta_at=np.empty(slots * outputs, np.uint64),
         state=np.empty((FIELDS, slots * outputs)),
         samples=np.empty(slots * outputs),
         delta=np.empty(slots * outputs),
+        l1=np.zeros(slots * outputs),
         moments=np.empty((4, slots * outputs)),
         entry_slot=np.empty(entries, np.uint32),
         entry_value=np.empty(entries),
@@ -76,12 +90,13 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int) -> Worksp
         margin=np.empty((batch_size, outputs)),
         slope=np.empty((batch_size, outputs)),
         probed_slope=np.empty((batch_size, outputs)),
+        deviation=np.zeros((batch_size, outputs)),
         curvature=np.empty((batch_size, outputs)),
         row_probe_norm=np.empty((batch_size, outputs)),
     )
 
 
-def enter(column: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any:
+def enter(column: Any, x: float, row: int, entry: Any, slots: Any, work: Workspace) -> Any:
     """Append one element; a column seen for the first time gets the next slot. Returns the number of slots used.
 
     There is no branch, since the processor could not predict it: what is written to the next slot in vain will be
@@ -94,6 +109,7 @@ def enter(column: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any
     work.column[slots] = column
     work.count[slot] += 1.0
     work.column_max[slot] = max(work.column_max[slot], abs(x))
+    work.last_row[slot] = row
     work.entry_slot[entry] = slot
     work.entry_value[entry] = x
     return np.uint32(slots + np.uint32(is_new))
@@ -102,7 +118,7 @@ def enter(column: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any
 def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
     """Collect the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
 
-    Returns the number of slots used.
+    Columns with a center have an element in every row, zero or not. Returns the number of slots used.
     """
     slots = np.uint32(0)
     entry = np.uint64(0)
@@ -113,11 +129,17 @@ def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
         columns = rows.indices[index_start : index_start + length]
         for t in range(length):
             if values[t] != 0:
-                slots = enter(np.uint32(columns[t]), float(values[t]), entry, slots, work)
+                slots = enter(np.uint32(columns[t]), float(values[t]), i, entry, slots, work)
                 entry += np.uint64(1)
         if intercept:
-            slots = enter(np.uint32(len(work.slot_of) - 1), 1.0, entry, slots, work)
+            slots = enter(np.uint32(len(work.slot_of) - 1), 1.0, i, entry, slots, work)
             entry += np.uint64(1)
+        for n in range(work.centered_count[0]):
+            column = work.centered[n]
+            slot = work.slot_of[column]
+            if slot == NO_SLOT or work.last_row[slot] != i:
+                slots = enter(column, 0.0, i, entry, slots, work)
+                entry += np.uint64(1)
         work.row_end[i + 1] = entry
     return int(slots)
 

@@ -15,8 +15,23 @@ FIELDS = 8
 THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, COLUMN_MAX = range(FIELDS)
 """Fields of a coordinate in the table: θ, the four moving averages, τ, samples seen, and the largest |x| so far."""
 
-SEED, BATCHES, ROWS = range(3)
-"""Fields of `Model.progress`: the seed of the probes; minibatches and rows so far."""
+COLUMN_FIELDS = 7
+SUM, SUM_SQ, COUNT, MIN, MAX, CENTER, SCALE_SQ = range(COLUMN_FIELDS)
+"""Fields of `Model.columns`: sums over the non-zero values x and x², their number, smallest and largest; the constant
+that is subtracted from the column, and the mean square of what is left."""
+
+OUTPUT_FIELDS = 9
+CURVATURE, WEIGHT, RECENT_CURVATURE, RECENT_SLOPE_SQ = range(4)
+FRESH_WEIGHT, FRESH_MARGIN, FRESH_SLOPE, FRESH_SLOPE_SQ, FRESH_CURVATURE = range(4, 9)
+"""Fields of `Model.sums`, sums over rows. All visits: curvature of the loss in the output, and weight. Recent visits:
+curvature, and squared slope. First visits: weight w, w·margin, slope·q, its square, and curvature·q², where q is the
+margin minus the mean margin."""
+
+STRENGTH, CALIBRATION = range(2)
+"""Fields of `Model.penalty`: λ by the evidence, and the least factor that margins of unseen rows should have had."""
+
+SEED, BATCHES, ROWS, FRESH_ROWS = range(4)
+"""Fields of `Model.progress`: the seed of the probes; minibatches and rows so far; rows visited for the first time."""
 
 
 class Model(NamedTuple):
@@ -25,14 +40,20 @@ class Model(NamedTuple):
     Attributes:
         table: columns × 8 × outputs; the fields above.
         average: columns × outputs, the averaged θ; empty if there is no averaging.
-        curvature: 2 × outputs, sums over all rows so far: curvature of the loss in the output, and weight.
+        columns: columns × 7, what is known about the values of a column.
+        sums: 9 × outputs, sums over rows.
+        penalty: 2 × outputs, the penalty that is estimated while learning.
         residual: EMA of |margin − target|: the unit of the output, for losses without one.
-        progress: seed, minibatches, rows.
+        progress: seed, minibatches, rows, rows visited for the first time.
+
+    The margin of a row is Σ θ_j (x_j − center_j) plus θ of the intercept, which is the last column.
     """
 
     table: Any
     average: Any
-    curvature: Any
+    columns: Any
+    sums: Any
+    penalty: Any
     residual: Any
     progress: Any
 
@@ -53,7 +74,9 @@ def new_model(columns: int, outputs: int, task: Task, options: Columns | Paper, 
     return Model(
         table=table,
         average=np.zeros((columns if task.average else 0, outputs)),
-        curvature=np.zeros((2, outputs)),
+        columns=np.zeros((columns, COLUMN_FIELDS)),
+        sums=np.zeros((OUTPUT_FIELDS, outputs)),
+        penalty=np.stack([np.zeros(outputs), np.ones(outputs)]),
         residual=np.zeros(1),
-        progress=np.array([seed, 0, 0], np.int64),
+        progress=np.array([seed, 0, 0, 0], np.int64),
     )

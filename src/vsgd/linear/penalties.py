@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 PENALTIES: dict[str | None, tuple[float | None, float | None]] = {
+    "auto": (0.0, 0.0),
     None: (0.0, 0.0),
     "l2": (0.0, 1.0),
     "l1": (1.0, 0.0),
     "elasticnet": (None, None),
 }
-"""Shares of L1 and L2 in each penalty; those of the elastic net follow from `l1_ratio`."""
+"""Shares of L1 and L2 in each penalty. "auto" estimates its own; those of the elastic net follow from `l1_ratio`."""
 
-DEFAULT_PENALTY: str | None = None
+DEFAULT_PENALTY: str | None = "auto"
 DEFAULT_ALPHA = 1e-4
 DEFAULT_L1_RATIO = 0.15
 

@@ -9,22 +9,32 @@ from __future__ import annotations
 from vsgd.core import Array, Moments
 
 
-def penalized(batch: Moments, theta: Array, l1: Array, l2: Array) -> Moments:
-    """The moments of a minibatch when l1 |θ| + ½ l2 θ² is added to the loss of every sample.
-
-    At θ = 0 the subgradient of |θ| is the one that leaves the smallest gradient.
-    """
-    at_zero = theta == 0
-    remaining = (batch.grad > l1) * (batch.grad - l1) + (batch.grad < -l1) * (batch.grad + l1)
-    slope = l2 * theta + l1 * ((theta > 0) * 1.0 - (theta < 0) * 1.0) + at_zero * (remaining - batch.grad)
+def shifted(mean: Moments, slope: Array) -> Moments:
+    """The moments when a constant is added to the gradient of every sample."""
     return Moments(
-        grad=batch.grad + slope,
-        grad_sq=batch.grad_sq + slope * (batch.grad + batch.grad + slope),
-        curv=batch.curv + l2,
-        curv_sq=batch.curv_sq + l2 * (batch.curv + batch.curv + l2),
+        grad=mean.grad + slope,
+        grad_sq=mean.grad_sq + slope * (mean.grad + mean.grad + slope),
+        curv=mean.curv,
+        curv_sq=mean.curv_sq,
     )
 
 
-def stop_at_zero(before: Array, after: Array) -> Array:
-    """A step across the kink of |θ| at 0 ends there."""
-    return after * (before * after >= 0)
+def with_l2(batch: Moments, theta: Array, l2: Array) -> Moments:
+    """The moments of a minibatch when ½ l2 θ² is added to the loss of every sample."""
+    moved = shifted(batch, l2 * theta)
+    curv_sq = batch.curv_sq + l2 * (batch.curv + batch.curv + l2)
+    return Moments(grad=moved.grad, grad_sq=moved.grad_sq, curv=batch.curv + l2, curv_sq=curv_sq)
+
+
+def side_of_kink(theta: Array, mean_grad: Array, l1: Array) -> Array:
+    """Return the sign of θ; at θ = 0 the sign that it takes next: 0 as long as the mean gradient is within ± l1.
+
+    The mean gradient decides, since noise takes that of a minibatch beyond ± l1 again and again.
+    """
+    leaving = (theta == 0) * ((mean_grad < -l1) * 1.0 - (mean_grad > l1) * 1.0)
+    return (theta > 0) * 1.0 - (theta < 0) * 1.0 + leaving
+
+
+def stop_at_zero(theta: Array, side: Array) -> Array:
+    """Return θ, or 0 if it is not on this side of zero."""
+    return theta * (theta * side > 0)

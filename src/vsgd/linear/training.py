@@ -16,11 +16,12 @@ from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments
 from vsgd.jit import kept
 from vsgd.linear import column_phases, paper_phases
+from vsgd.linear.centering import most_centered
 from vsgd.linear.gate import check_all
 from vsgd.linear.kernel import pass_with
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
-from vsgd.linear.model import CURV_SQ, GRAD, SEEN, THETA, Model
+from vsgd.linear.model import CENTER, CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
 
 COLUMN_PASS = pass_with(column_phases.measure, columns.update)
@@ -44,16 +45,19 @@ def split(model: Model, parts: int) -> list[Model]:
     """Copies of a model with a few outputs each."""
     tables = np.array_split(model.table, parts, axis=2)
     averages = np.array_split(model.average, parts, axis=1)
-    curvatures = np.array_split(model.curvature, parts, axis=1)
+    sums = np.array_split(model.sums, parts, axis=1)
+    penalties = np.array_split(model.penalty, parts, axis=1)
     return [
         Model(
             table=np.ascontiguousarray(table),
             average=np.ascontiguousarray(average),
-            curvature=np.ascontiguousarray(curvature),
+            columns=model.columns.copy(),
+            sums=np.ascontiguousarray(some),
+            penalty=np.ascontiguousarray(penalty),
             residual=model.residual.copy(),
             progress=model.progress.copy(),
         )
-        for table, average, curvature in zip(tables, averages, curvatures, strict=True)
+        for table, average, some, penalty in zip(tables, averages, sums, penalties, strict=True)
     ]
 
 
@@ -61,7 +65,9 @@ def join(model: Model, parts: list[Model]) -> None:
     """Copy the parts back into the model."""
     np.concatenate([part.table for part in parts], axis=2, out=model.table)
     np.concatenate([part.average for part in parts], axis=1, out=model.average)
-    np.concatenate([part.curvature for part in parts], axis=1, out=model.curvature)
+    np.concatenate([part.sums for part in parts], axis=1, out=model.sums)
+    np.concatenate([part.penalty for part in parts], axis=1, out=model.penalty)
+    model.columns[:] = parts[0].columns
     model.progress[:] = parts[0].progress
 
 
@@ -78,9 +84,11 @@ def run_pass(
     model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, first_output: int = 0
 ) -> float:
     """The compiled pass, in the thread that calls; the total loss."""
-    run = kept(COLUMN_PASS if isinstance(training.options, Columns) else PAPER_PASS)
-    space = workspace(rows, model.table.shape[0], model.table.shape[2], training.batch_size)
-    task = training.task._replace(first_output=first_output)
+    by_columns = isinstance(training.options, Columns)
+    run = kept(COLUMN_PASS if by_columns else PAPER_PASS)
+    task = training.task._replace(first_output=first_output, center=by_columns and training.task.intercept)
+    centered = most_centered(model, rows) if task.center else 0
+    space = workspace(rows, model.table.shape[0], model.table.shape[2], training.batch_size, centered)
     return float(run(model, rows, order, targets, weights, training.batch_size, task, training.options, space))
 
 
@@ -102,8 +110,11 @@ def share_outputs(model: Model, rows: Rows, order: Any, targets: Any, weights: A
 
 
 def coefficients(model: Model, task: Task) -> Any:
-    """θ, or its average over the updates; columns × outputs."""
-    return model.average if task.average else model.table[:, THETA]
+    """θ, or its average over the updates, for columns as they are, not centered; columns × outputs."""
+    theta = np.array(model.average if task.average else model.table[:, THETA])
+    if task.intercept:
+        theta[-1] -= model.columns[:, CENTER] @ theta
+    return theta
 
 
 def learning_rates(model: Model, options: Columns | Paper) -> Any:
@@ -130,25 +141,34 @@ def mean_loss(margins: Any, targets: Any, weights: Any, task: Task) -> float:
 
 
 class Patience:
-    """Stops when the best loss has not improved by `tol` times the first one for `patience` passes in a row."""
+    """Stops when the mean loss of the last `patience` passes has not improved for as many passes in a row.
+
+    An improvement is at least `tol` times the lowest loss of the first `patience` passes. Means over passes are
+    compared, since the noise of a single pass would hide slow progress.
+    """
 
     def __init__(self, tol: float | None, patience: int):
         self.tol = tol
         self.patience = patience
-        self.first: float | None = None
+        self.losses: list[float] = []
         self.best = float("inf")
         self.waited = 0
 
     def is_over(self, loss: float) -> bool:
+        """Add the loss of a pass, and return whether to stop."""
         if self.tol is None:
             return False
-        self.first = loss if self.first is None else self.first
-        self.waited = 0 if loss < self.best - self.tol * abs(self.first) else self.waited + 1
-        self.best = min(self.best, loss)
+        self.losses.append(loss)
+        smoothed = float(np.mean(self.losses[-self.patience :]))
+        unit = min(abs(first) for first in self.losses[: self.patience])
+        if smoothed < self.best - self.tol * unit:
+            self.best, self.waited = smoothed, 0
+        else:
+            self.waited += 1
         return self.waited >= self.patience
 
 
-def shuffles(rows: Any, rng: np.random.Generator) -> Iterator[Any]:
-    """Endless random orders of these rows."""
+def orders(rows: Any, rng: np.random.Generator, shuffle: bool) -> Iterator[Any]:
+    """Endless orders of these rows, random ones if `shuffle`."""
     while True:
-        yield rng.permutation(rows)
+        yield rng.permutation(rows) if shuffle else rows

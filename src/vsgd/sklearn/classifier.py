@@ -28,22 +28,27 @@ def has_probabilities(estimator: Any) -> bool:
 class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Linear classifier trained by stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
 
-    Features need not be scaled: multiplying a column by a constant does not change the predictions.
+    Features need not be scaled: columns are centered by their running means, and multiplying a column by a constant
+    does not change the predictions. `learning_rate`, `eta0` and `power_t` of `SGDClassifier` are not needed; they raise
+    an error.
 
     Args:
         loss: "log_loss" (logistic regression), "hinge" (linear support vector machine), "squared_hinge" or
             "modified_huber".
         multi_class: "ovr", one binary problem per class, or "multinomial", softmax, for the log loss only.
-        penalty: None, "l2", "l1" or "elasticnet", on the coefficients as they are (then the scale of a column matters).
-        alpha: weight of the penalty.
+        penalty: "auto", "l2", "l1", "elasticnet" or None. "auto" is an L2 penalty in the unit of each column, and its
+            weight is estimated while learning. The next three have weight `alpha` and depend on the scale of columns.
+        alpha: weight of an "l2", "l1" or "elasticnet" penalty.
         l1_ratio: share of L1 in the elastic net.
-        fit_intercept: whether to learn a constant.
+        fit_intercept: whether to learn a constant. Columns are centered only if it is learned.
         batch_size: samples per update.
-        max_iter: most passes over the data.
-        tol: stop when the loss improves by less than this share of the first pass's; None: never.
-        n_iter_no_change: for so many passes in a row.
-        early_stopping: whether to judge by the loss of samples held out.
-        validation_fraction: share of samples held out for it.
+        max_iter: maximum number of passes over the data. A `ConvergenceWarning` is issued if it is reached.
+        tol: an improvement of the mean loss by less than this fraction of the loss of the first passes is none. If
+            None, all `max_iter` passes are made.
+        shuffle: whether to shuffle the samples before each pass.
+        n_iter_no_change: stop after this many passes without an improvement. The mean is over as many passes.
+        early_stopping: whether to measure the loss on held-out samples.
+        validation_fraction: fraction of samples that is held out for early stopping.
         class_weight: {class: weight}, or "balanced".
         warm_start: whether `fit` goes on from the last fit.
         average: whether coefficients are averaged over the updates.
@@ -69,18 +74,20 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     classes_: Any
 
+    @fitting.refuses_schedules
     def __init__(
         self,
         loss: str = "log_loss",
         *,
         multi_class: str = "ovr",
-        penalty: str | None = None,
+        penalty: str | None = "auto",
         alpha: float = 1e-4,
         l1_ratio: float = 0.15,
         fit_intercept: bool = True,
         batch_size: int = 16,
         max_iter: int = 1000,
         tol: float | None = 1e-3,
+        shuffle: bool = True,
         n_iter_no_change: int = 5,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -101,6 +108,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.tol = tol
+        self.shuffle = shuffle
         self.n_iter_no_change = n_iter_no_change
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction

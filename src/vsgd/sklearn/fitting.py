@@ -6,10 +6,11 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from joblib import cpu_count, effective_n_jobs
@@ -19,11 +20,11 @@ from sklearn.utils import check_random_state, check_scalar
 from sklearn.utils.validation import check_is_fitted, validate_data
 from tqdm.auto import tqdm
 
-from vsgd.algorithms.columns import COLUMNS
+from vsgd.algorithms.columns import COLUMNS, Columns
 from vsgd.linear import Model, Task, Training, as_rows, distinct, learning_rates, new_model, train_on
-from vsgd.linear.model import FIELDS, THETA, aligned_zeros
+from vsgd.linear.model import FIELDS, ROWS, THETA, aligned_zeros
 from vsgd.linear.penalties import PENALTIES, penalty_weights
-from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, shuffles
+from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, orders
 
 cores = functools.cache(cpu_count)
 
@@ -42,6 +43,27 @@ def all_or_nothing(estimator: Any) -> Iterator[None]:
         del losses[passes:]
         estimator.__dict__ = before
         raise
+
+
+NOT_NEEDED = ("learning_rate", "eta0", "power_t")
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def refuses_schedules(init: Init) -> Init:
+    """Decorate a constructor to refuse the arguments of a learning rate, and say why it is not needed."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *arguments: Any, **keywords: Any) -> None:
+        for name in NOT_NEEDED:
+            if name in keywords:
+                raise TypeError(
+                    f"{type(self).__name__} has no argument {name!r}: it estimates the learning rate of each "
+                    f"coefficient from the data, and needs neither an initial rate nor a schedule. Remove {name!r}; "
+                    f"after fitting, `rates_` has the rates."
+                )
+        init(self, *arguments, **keywords)
+
+    return cast(Init, checked)
 
 
 def check_real(estimator: Any, name: str, **bounds: Any) -> None:
@@ -69,15 +91,17 @@ def check_parameters(estimator: Any, losses: dict[str, int]) -> None:
 def training_of(estimator: Any, **task: Any) -> Training:
     """The parameters of an estimator as the kernel wants them."""
     l1, l2 = penalty_weights(estimator.penalty, estimator.alpha, estimator.l1_ratio)
+    options = COLUMNS if estimator.options is None else estimator.options
     return Training(
         task=Task(
             l1=l1,
             l2=l2,
+            evidence=estimator.penalty == "auto" and isinstance(options, Columns),
             intercept=bool(estimator.fit_intercept),
             average=bool(estimator.average),
             **task,
         ),
-        options=COLUMNS if estimator.options is None else estimator.options,
+        options=options,
         batch_size=int(estimator.batch_size),
         threads=min(effective_n_jobs(estimator.n_jobs), cores()),
     )
@@ -130,13 +154,15 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
         if len(learn_from) == 0:
             raise ValueError("early_stopping leaves no sample to learn from; the data has too few samples")
 
+    fresh = model.progress[ROWS] == 0
     patience = Patience(estimator.tol, estimator.n_iter_no_change)
     stopped = estimator.tol is None
-    epochs = islice(shuffles(learn_from, stream), estimator.max_iter)
+    epochs = islice(orders(learn_from, stream, estimator.shuffle), estimator.max_iter)
     passes = tqdm(epochs, total=estimator.max_iter, unit="epoch", disable=not estimator.verbose)
     for epoch, order in enumerate(passes, start=1):
         estimator.n_iter_ = epoch
-        loss = train_on(model, rows, order, targets, merged, training)
+        task = training.task._replace(fresh=fresh and epoch == 1, data_rows=len(learn_from))
+        loss = train_on(model, rows, order, targets, merged, replace(training, task=task))
         if estimator.early_stopping:
             at = margins(model, X[held_out], training.task)
             loss = mean_loss(at, targets[held_out], merged[held_out], training.task)
@@ -149,7 +175,7 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
     publish(estimator, model, training)
     if not stopped:
         warnings.warn(
-            f"The loss still improves after max_iter={estimator.max_iter} epochs; raise it, or set tol=None",
+            f"The loss still falls after max_iter={estimator.max_iter} epochs. Raise max_iter, or set tol=None.",
             ConvergenceWarning,
             stacklevel=3,
         )

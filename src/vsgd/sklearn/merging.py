@@ -22,6 +22,7 @@ FREE = {
     "n_iter_no_change",
     "n_jobs",
     "random_state",
+    "shuffle",
     "tol",
     "validation_fraction",
     "verbose",

@@ -12,7 +12,7 @@ from sklearn.utils.validation import _check_sample_weight
 from vsgd.algorithms.columns import Columns
 from vsgd.algorithms.paper import Paper
 from vsgd.linear import REGRESSION, Training
-from vsgd.linear.losses import LARGEST_LOG_MEAN
+from vsgd.linear.losses import EXPONENTIAL_LINK, LARGEST_LOG_MEAN
 from vsgd.sklearn import fitting, merging
 
 
@@ -22,8 +22,8 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     Neither features nor target need be scaled. For several targets wrap it in `sklearn.multioutput`.
 
     Args:
-        loss: "squared_error", "absolute_error", "huber", "epsilon_insensitive", "quantile", or "poisson" (counts; the
-            model is of the logarithm of the mean).
+        loss: "squared_error", "absolute_error", "huber", "epsilon_insensitive", "quantile", "poisson" (counts) or
+            "gamma" (positive numbers). The last two model the logarithm of the mean.
         epsilon: where the Huber loss turns linear; the error that epsilon_insensitive forgives.
         quantile: the quantile that the quantile loss estimates.
 
@@ -35,19 +35,21 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
+    @fitting.refuses_schedules
     def __init__(
         self,
         loss: str = "squared_error",
         *,
         epsilon: float = 0.1,
         quantile: float = 0.5,
-        penalty: str | None = None,
+        penalty: str | None = "auto",
         alpha: float = 1e-4,
         l1_ratio: float = 0.15,
         fit_intercept: bool = True,
         batch_size: int = 16,
         max_iter: int = 1000,
         tol: float | None = 1e-3,
+        shuffle: bool = True,
         n_iter_no_change: int = 5,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -68,6 +70,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.tol = tol
+        self.shuffle = shuffle
         self.n_iter_no_change = n_iter_no_change
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
@@ -95,9 +98,9 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Any:
-        """The prediction for each row; with the Poisson loss, the mean."""
+        """The prediction for each row; with the Poisson and Gamma losses, the mean."""
         margins = fitting.predict_margins(self, X)[:, 0]
-        return np.exp(np.minimum(margins, LARGEST_LOG_MEAN)) if self.loss == "poisson" else margins
+        return np.exp(np.minimum(margins, LARGEST_LOG_MEAN)) if self.loss in EXPONENTIAL_LINK else margins
 
     @classmethod
     def merge(cls, models: Iterable[VSGDRegressor], base: VSGDRegressor | None = None) -> VSGDRegressor:
@@ -132,11 +135,13 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             self,
             loss=REGRESSION[self.loss],
             parameter=float(self.quantile if self.loss == "quantile" else self.epsilon),
-            natural_unit=self.loss == "poisson",
+            natural_unit=self.loss in EXPONENTIAL_LINK,
         )
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
         targets = np.asarray(y, dtype=np.float64)
         if self.loss == "poisson" and (targets < 0).any():
             raise ValueError("the Poisson loss is for counts; y has negative values")
+        if self.loss == "gamma" and (targets <= 0).any():
+            raise ValueError("the Gamma loss is for positive numbers; y has values that are not positive")
         return targets, _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)

@@ -1,0 +1,134 @@
+"""Columns are centered by their running means, and sparse rows stay sparse. Plain Python, compiled into the pass.
+
+The margin of a row is Σ θ_j (x_j − c_j) + b. When a center c_j moves by d, the intercept b absorbs θ_j d, so that no
+prediction changes. Only columns that are non-zero in many rows have a center: the mean of a rare column is small next
+to its values, and all its zeros would become elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from vsgd.linear.losses import Task
+from vsgd.linear.minibatch import Workspace
+from vsgd.linear.model import (
+    CENTER,
+    COLUMN_MAX,
+    COUNT,
+    FRESH_ROWS,
+    MAX,
+    MIN,
+    SCALE_SQ,
+    SUM,
+    SUM_SQ,
+    THETA,
+    Model,
+)
+from vsgd.linear.rows import Rows
+
+MIN_FREQUENCY = 0.25
+"""A column is centered if it is non-zero in at least this fraction of the rows."""
+
+ROUNDING = 1e-10
+"""A distance to the center below this fraction of it is rounding: the column is constant."""
+
+
+def observe(model: Model, rows: Rows, batch: Any) -> None:
+    """Add the rows of a minibatch to the statistics of their columns."""
+    columns = model.columns
+    model.progress[FRESH_ROWS] += len(batch)
+    for i in range(len(batch)):
+        row = batch[i]
+        for t in range(rows.length[row]):
+            x = float(rows.data[rows.data_start[row] + t])
+            if x != 0:
+                column = rows.indices[rows.index_start[row] + t]
+                first = columns[column, COUNT] == 0
+                columns[column, SUM] += x
+                columns[column, SUM_SQ] += x * x
+                columns[column, COUNT] += 1
+                columns[column, MIN] = x if first else min(x, columns[column, MIN])
+                columns[column, MAX] = x if first else max(x, columns[column, MAX])
+
+
+def is_refresh_due(rows_before: int, rows: int) -> bool:
+    """Return whether the number of rows has passed the next power of 2^¼."""
+    return rows_before == 0 or math.floor(4 * math.log2(rows)) > math.floor(4 * math.log2(rows_before))
+
+
+def move_centers(model: Model, task: Task) -> None:
+    """Set centers to the means so far; update the mean square and the largest |x − center| of each column."""
+    columns, table = model.columns, model.table
+    intercept = table.shape[0] - 1
+    rows = float(model.progress[FRESH_ROWS])
+    for j in range(table.shape[0] - task.intercept):
+        count = columns[j, COUNT]
+        if count == 0:
+            continue
+        low, high, center = columns[j, MIN], columns[j, MAX], 0.0
+        scale_sq = columns[j, SUM_SQ] / count
+        if task.center and count >= MIN_FREQUENCY * rows:
+            center = columns[j, SUM] / rows
+            scale_sq = columns[j, SUM_SQ] / rows - center * center
+            if count < rows:
+                low, high = min(low, 0.0), max(high, 0.0)
+        largest = max(high - center, center - low)
+        if largest <= ROUNDING * abs(center):
+            largest = 0.0
+        columns[j, SCALE_SQ] = min(max(scale_sq, 1e-6 * largest * largest), largest * largest)
+        moved = center - columns[j, CENTER]
+        if moved == 0:
+            continue
+        columns[j, CENTER] = center
+        for k in range(table.shape[2]):
+            table[intercept, THETA, k] += table[j, THETA, k] * moved
+            table[j, COLUMN_MAX, k] = largest
+            if task.average:
+                model.average[intercept, k] += model.average[j, k] * moved
+
+
+def list_centered(model: Model, task: Task, work: Workspace) -> None:
+    """List the columns that have a center."""
+    count = 0
+    if task.center:
+        for j in range(model.table.shape[0] - 1):
+            if model.columns[j, CENTER] != 0:
+                work.centered[count] = j
+                count += 1
+    work.centered_count[0] = count
+
+
+def center_entries(model: Model, slots: int, rows: int, work: Workspace) -> None:
+    """Subtract the centers from the elements of the minibatch."""
+    count = work.centered_count[0]
+    if count == 0:
+        return
+    work.center[:slots] = 0.0
+    for n in range(count):
+        column = work.centered[n]
+        work.center[work.slot_of[column]] = model.columns[column, CENTER]
+        work.column_max[work.slot_of[column]] = 0.0
+    for e in range(work.row_end[rows]):
+        slot = work.entry_slot[e]
+        center = work.center[slot]
+        if center != 0:
+            x = work.entry_value[e] - center
+            if abs(x) <= ROUNDING * abs(center):
+                x = 0.0
+            work.entry_value[e] = x
+            work.column_max[slot] = max(work.column_max[slot], abs(x))
+
+
+def most_centered(model: Model, rows: Rows) -> int:
+    """Return an upper bound on the number of columns that have a center during a pass over these rows.
+
+    A column with a center is non-zero in at least `MIN_FREQUENCY` of the rows, so the mean length of rows bounds it.
+    """
+    before = model.columns[:, COUNT].sum() / max(int(model.progress[FRESH_ROWS]), 1)
+    longest = max(float(before), float(rows.length.max(initial=0)))
+    now = int(np.count_nonzero(model.columns[:, CENTER]))
+    features: int = model.table.shape[0] - 1
+    return min(features, max(now, math.ceil(longest / MIN_FREQUENCY) + 1))

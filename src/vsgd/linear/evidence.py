@@ -1,0 +1,143 @@
+"""The penalty that is estimated while learning. Plain Python, compiled into the pass.
+
+The prior of each coefficient, in the unit of its column, is normal with precision λ. The evidence (MacKay 1992) gives
+λ = φ γ / Σ θ²: γ is the effective number of coefficients, φ the variance of slopes over their curvature (1 in a
+well-specified likelihood).
+
+On text this λ is too strong where words predict unseen rows well: coefficients of words are not normal. Rare columns,
+those without a center, are therefore penalized only as far as predictions of rows at their first visit show that the
+model over-fits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vsgd.linear.losses import Task
+from vsgd.linear.minibatch import Workspace
+from vsgd.linear.model import (
+    CALIBRATION,
+    CENTER,
+    CURVATURE,
+    FRESH_CURVATURE,
+    FRESH_MARGIN,
+    FRESH_ROWS,
+    FRESH_SLOPE,
+    FRESH_SLOPE_SQ,
+    FRESH_WEIGHT,
+    RECENT_CURVATURE,
+    RECENT_SLOPE_SQ,
+    ROWS,
+    SCALE_SQ,
+    SEEN,
+    STRENGTH,
+    THETA,
+    WEIGHT,
+    Model,
+)
+
+SIGNIFICANT = 3.0
+"""The calibration c is taken this many standard errors above its estimate."""
+
+DISTRUST = 5.0
+"""Rare columns have no penalty if c is 1, and the full one if it is smaller by 1 / DISTRUST."""
+
+MIN_CALIBRATION = 0.1
+"""Lower limit on the calibration c: λ is divided by c²."""
+
+MAX_SHRINKAGE = 100.0
+"""Upper limit on the penalty, in units of the curvature. Coefficients thus never vanish, and grow again if a stream
+begins to have signal."""
+
+FIXED_POINT_STEPS = 3
+
+
+def deviations(batch: Any, weights: Any, model: Model, work: Workspace) -> None:
+    """Distances of the margins to the mean margin of first visits, this minibatch included."""
+    sums = model.sums
+    for k in range(work.margin.shape[1]):
+        for i in range(len(batch)):
+            sums[FRESH_WEIGHT, k] += weights[batch[i]]
+            sums[FRESH_MARGIN, k] += weights[batch[i]] * work.margin[i, k]
+        mean = sums[FRESH_MARGIN, k] / sums[FRESH_WEIGHT, k]
+        for i in range(len(batch)):
+            work.deviation[i, k] = work.margin[i, k] - mean
+
+
+def sum_over_rows(batch: Any, weights: Any, model: Model, task: Task, work: Workspace) -> None:
+    """Add the rows of a minibatch to the sums of each output."""
+    sums = model.sums
+    for i in range(len(batch)):
+        weight = weights[batch[i]]
+        for k in range(work.margin.shape[1]):
+            slope, curvature = work.slope[i, k], work.curvature[i, k]
+            sums[CURVATURE, k] += curvature
+            sums[WEIGHT, k] += weight
+            if task.evidence:
+                sums[RECENT_CURVATURE, k] += curvature
+                sums[RECENT_SLOPE_SQ, k] += slope * slope / weight
+                if task.fresh:
+                    deviation = work.deviation[i, k]
+                    sums[FRESH_SLOPE, k] += slope * deviation
+                    sums[FRESH_SLOPE_SQ, k] += (slope * deviation) ** 2
+                    sums[FRESH_CURVATURE, k] += curvature * deviation * deviation
+
+
+def distinct_rows(model: Model, task: Task) -> float:
+    """Return the number of rows to learn from: told, or those visited so far."""
+    return float(task.data_rows if task.data_rows > 0 else model.progress[FRESH_ROWS])
+
+
+def estimate_penalty(model: Model, task: Task) -> None:
+    """Update λ and the calibration of each output.
+
+    Multiplying the deviation q of a margin by c adds slope·q (c − 1) + ½ curvature·q² (c − 1)² to the loss of its row.
+    The sum over rows at their first visit has its minimum near c = 1 if the model generalizes, and near c = 0 if it
+    has learned noise. In several passes over known rows, c is the lowest value since half of the first pass: in the
+    beginning every model over-fits, and later the penalty itself raises c.
+    """
+    sums, table = model.sums, model.table
+    rows = float(model.progress[ROWS])
+    share = distinct_rows(model, task) / rows
+    for k in range(table.shape[2]):
+        if not (sums[CURVATURE, k] > 0 and sums[RECENT_SLOPE_SQ, k] > 0):
+            continue
+        information = share * sums[CURVATURE, k] / sums[WEIGHT, k]
+        dispersion = sums[RECENT_SLOPE_SQ, k] / sums[RECENT_CURVATURE, k]
+        sums[RECENT_SLOPE_SQ, k] *= 0.5  # the first steps may have slopes far larger than all later ones
+        sums[RECENT_CURVATURE, k] *= 0.5
+        size = 0.0
+        for j in range(table.shape[0] - task.intercept):
+            size += table[j, THETA, k] * table[j, THETA, k] * model.columns[j, SCALE_SQ]
+        if size == 0:
+            continue
+        strength = model.penalty[STRENGTH, k]
+        for _ in range(FIXED_POINT_STEPS):
+            effective = 0.0
+            for j in range(table.shape[0] - task.intercept):
+                if table[j, SEEN, k] > 0 and model.columns[j, SCALE_SQ] > 0:
+                    own = information * table[j, SEEN, k]
+                    effective += own / (own + strength)
+            strength = dispersion * effective / size
+        model.penalty[STRENGTH, k] = strength
+        if sums[FRESH_CURVATURE, k] > 0:
+            error = SIGNIFICANT * sums[FRESH_SLOPE_SQ, k] ** 0.5
+            calibration = 1.0 - (sums[FRESH_SLOPE, k] - error) / sums[FRESH_CURVATURE, k]
+            calibration = min(max(calibration, MIN_CALIBRATION), 1.0)
+            if task.data_rows == 0:
+                model.penalty[CALIBRATION, k] = calibration
+            elif 2 * model.progress[FRESH_ROWS] >= task.data_rows:
+                model.penalty[CALIBRATION, k] = min(calibration, model.penalty[CALIBRATION, k])
+
+
+def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -> float:
+    """Return the weight of ½θ² per sample that contains the column, which has had so many `samples`."""
+    rows = float(model.progress[ROWS])
+    visits = samples * distinct_rows(model, task) / rows
+    l2 = model.penalty[STRENGTH, k] / visits
+    if model.columns[column, CENTER] == 0:
+        calibration = model.penalty[CALIBRATION, k]
+        l2 *= min(DISTRUST * (1.0 - calibration), 1.0) / (calibration * calibration)
+    l2 = min(l2, MAX_SHRINKAGE * model.sums[CURVATURE, k] / model.sums[WEIGHT, k])
+    mean_weight = model.sums[WEIGHT, k] / rows
+    return float(mean_weight * model.columns[column, SCALE_SQ] * l2)

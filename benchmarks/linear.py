@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import warnings
 from typing import Any
 
@@ -30,8 +31,9 @@ def bench(module: str) -> Any:
     return importlib.import_module(f"{package}.{module}")
 
 
-def unscaled_against_scaled(name: str, X: Any, y: Any, model: Any, reference: Any, seeds: int) -> None:
+def unscaled_against_scaled(name: str, data: tuple[Any, Any], model: Any, reference: Any, seeds: int) -> None:
     """Cross-validated losses: log loss, or 1 − R²."""
+    X, y = data
     classes = hasattr(model, "multi_class")
     scoring, folds_of = ("neg_log_loss", StratifiedKFold) if classes else ("r2", KFold)
 
@@ -98,16 +100,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="repetitions of the cross-validation (default: 3)")
     seeds = parser.parse_args().seeds
     regressor, classifier = VSGDRegressor(random_state=0), VSGDClassifier(random_state=0)
-    unscaled_against_scaled("diabetes", *load_diabetes(return_X_y=True, scaled=False), regressor, Ridge(), seeds)
+    unscaled_against_scaled("diabetes", load_diabetes(return_X_y=True, scaled=False), regressor, Ridge(), seeds)
     unscaled_against_scaled(
-        "breast cancer", *load_breast_cancer(return_X_y=True), classifier, LogisticRegression(), seeds
+        "breast cancer", load_breast_cancer(return_X_y=True), classifier, LogisticRegression(), seeds
     )
-    unscaled_against_scaled("wine", *load_wine(return_X_y=True), classifier, LogisticRegression(), seeds)
+    unscaled_against_scaled("wine", load_wine(return_X_y=True), classifier, LogisticRegression(), seeds)
     exponential_links()
     zeros_of_l1()
     with bench("datasets").skipped_without_data():
         housing = bench("sparse.data").table("california-housing.csv.gz")
-        unscaled_against_scaled("California housing", *housing, regressor, Ridge(), seeds)
+        unscaled_against_scaled("California housing", housing, regressor, Ridge(), seeds)
         noisy_text()
 
 

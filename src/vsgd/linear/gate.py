@@ -59,6 +59,8 @@ def check_model(model: Model, averaged: bool) -> None:
     if np.ndim(model.table) != 3 or model.table.shape[0] > MOST_COLUMNS or model.table.shape[2] < 1:
         raise ValueError(f"table has shape {np.shape(model.table)}; columns × {FIELDS} × outputs are needed")
     columns, _, outputs = model.table.shape
+    if np.ndim(model.columns) != 2 or len(model.columns) != columns:
+        raise ValueError(f"table is for {columns} columns, and columns has shape {np.shape(model.columns)}")
     for name, expected in description_of(columns, outputs, averaged).items():
         check_array(name, getattr(model, name), expected, writable=True)
 

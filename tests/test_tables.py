@@ -19,6 +19,7 @@ from vsgd.files import cells, svmlight
 from vsgd.files.settings import DEFAULT, PENALTY_OF
 from vsgd.files.storage import load
 from vsgd.linear.penalties import PENALTIES
+from vsgd.linear.training import coefficients
 from vsgd.sklearn import VSGDClassifier
 
 
@@ -481,7 +482,8 @@ class TestProbabilities:
         assert header.split(",") == [f"c{k}" for k in range(classes)]
         found = np.array([[float(cell) for cell in line.split(",")] for line in lines])
         estimator = VSGDClassifier(loss=loss).fit(X, np.arange(40) % classes)
-        theta = load(tmp_path / "m.npz").model.table[:, 0]
+        trained = load(tmp_path / "m.npz")
+        theta = coefficients(trained.model, trained.task)
         estimator.coef_, estimator.intercept_ = theta[:-1].T.copy(), theta[-1].copy()
         np.testing.assert_allclose(found, estimator.predict_proba(X), rtol=1e-12)
         np.testing.assert_allclose(found.sum(axis=1), 1)

@@ -20,7 +20,7 @@ SETTINGS = {
     "other lr": {"lr": 0.5},
     "other weight decay": {"weight_decay": 0.25},
     "other algorithm": {"algorithm": vsgd.PAPER},
-    "other constant": {"algorithm": vsgd.NETWORKS._replace(bootstrap=3)},
+    "other constant": {"algorithm": vsgd.NETWORKS._replace(bootstrap=4.0)},
     "other precision of state": {"compact": True},
     "other direction": {"maximize": True},
     "other samples": {"samples": "replicas"},

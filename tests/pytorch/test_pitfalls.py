@@ -154,6 +154,7 @@ def test_gradients_are_unscaled_once_with_or_without_a_second_one():
         model.zero_grad()
 
 
+@pytest.mark.filterwarnings("ignore:all micro-batches have exactly the same")
 @pytest.mark.parametrize("overflows", [0, 1])
 def test_the_scaler_is_told_of_an_overflow_in_any_micro_batch(overflows):
     model = make_model()

@@ -111,6 +111,7 @@ def test_micro_batches_that_touch_different_rows():
     torch.testing.assert_close(opt.state[module.weight]["seen"].float(), touched)
 
 
+@pytest.mark.filterwarnings("ignore:all micro-batches have exactly the same")
 @pytest.mark.parametrize("kind", ["minibatch", "micro-batches", "per sample"])
 def test_curvature_of_a_row_has_a_sign(kind):
     torch.manual_seed(0)

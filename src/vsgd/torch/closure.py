@@ -318,6 +318,7 @@ class Replay:
 
     def undo(self) -> None:
         """Take back what the first evaluation did to buffers and to gradients of others, as a skipped step must."""
+        self._loss = None  # its graph belongs to weights that the closure may have replaced
         self.saved.restore()
 
     def rewind(self) -> None:

@@ -209,7 +209,6 @@ class VSGD(Optimizer):
         """Whether a step is running."""
         self._corrections: dict[str, running.Correction] = {}
         """Of running statistics, for each layer that has them."""
-        self._largest_lr = 0.0
         self._forget()
         defaults = {
             "lr": lr,
@@ -281,7 +280,7 @@ class VSGD(Optimizer):
     def _step(self, closures: list[Closure], scaler: Any) -> Tensor:
         check_initialized(self._parameters())
         if is_last_to_step(self):  # another one may have left gradients here, as networks do that compete
-            check_gradients(self._parameters())
+            check_gradients(self.state)
         check_unshared(self)
         if self._recorder is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
@@ -528,7 +527,9 @@ class VSGD(Optimizer):
 
     def _check_again(self, first: list[Evaluation], replays: list[Replay], scaler: Any) -> None:
         """Check that closures repeat themselves: raise in the first two steps, warn later."""
-        difference = self._difference(first, self._evaluate_again(replays, scaler), scaler)
+        local = list(first)
+        self._check_finite(first, scaler)
+        difference = self._difference(local, self._evaluate_again(replays, scaler), scaler)
         if self.param_groups[0]["steps"] > 1:
             if difference is not None:
                 warnings.warn(str(difference), stacklevel=4)
@@ -701,6 +702,7 @@ class VSGD(Optimizer):
         self._replicas = ALONE
         self._met = False
         self._storages: list[tuple[dict[str, Any], Storage]] = []
+        self._largest_lr = 0.0
         self._is_open = False
         """Whether the parameters hold the iterates."""
         self.turns = Turns()
@@ -829,7 +831,7 @@ def check_settings(group: dict[str, Any]) -> None:
         try:
             value = float(group[name])
         except (TypeError, ValueError):
-            raise TypeError(f"{name} is {group[name]!r}, it must be a number") from None
+            raise ValueError(f"{name} is {group[name]!r}, it must be a number") from None
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value:g}, it must be finite and at least 0")
 

@@ -131,7 +131,7 @@ def test_resumes_to_the_bit(begin):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
 def test_a_row_that_is_not_finite_is_refused_and_the_next_is_learned_from(begin, bad):
-    """D3: one row ended a stream."""
+    """One row ended a stream."""
     learner, other = begin(), begin()
     damaged = X.copy()
     damaged[0, 1] = bad

@@ -122,7 +122,7 @@ class TestMatricesThatAreRefused:
 
     @pytest.mark.parametrize("value", [5e-324, 1e-310, 1e-305, -1e-301])
     def test_values_whose_inverse_overflows_count_as_zero(self, value):
-        """W16: they were refused as too large."""
+        """They were refused as too large."""
         dense, zero = X.toarray(), X.toarray()
         dense[:, 2], zero[:, 2] = value, 0
         np.testing.assert_array_equal(fitted(dense), fitted(zero))
@@ -130,7 +130,6 @@ class TestMatricesThatAreRefused:
     @pytest.mark.parametrize("largest", [1e70, 1e-40])
     @pytest.mark.parametrize("model", [VSGDClassifier, VSGDRegressor])
     def test_the_scale_of_a_column_does_not_matter_within_the_limits(self, model, largest):
-        """W16."""
         dense, scale = X.toarray(), largest / X.max()
         np.testing.assert_allclose(fitted(dense * scale, model) * scale, fitted(dense, model), rtol=1e-9)
 

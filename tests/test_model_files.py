@@ -121,7 +121,6 @@ def test_a_refusal_names_both_shapes(given, tmp_path):
     ],
 )
 def test_a_header_of_other_types(given, tmp_path, name, value):
-    """T8."""
     header, arrays = unpacked(given / "m.npz")
     inside = header
     *path, last = name.split(".")
@@ -146,7 +145,6 @@ def rewritten(given, path, compression=zipfile.ZIP_STORED, change=lambda name, d
 
 
 class TestHostileArchives:
-    """T8."""
 
     def test_compressed(self, given, tmp_path):
         """A megabyte of zip may be a gigabyte of zeros; we never compress."""
@@ -202,7 +200,6 @@ class TestHostileArchives:
 
 
 def test_a_model_with_a_number_that_is_not_finite_is_never_saved(given, tmp_path):
-    """W2."""
     trained = load(given / "m.npz")
     for field in range(THETA, 8):
         trained.model.table[1, field, 0] = np.inf
@@ -213,7 +210,6 @@ def test_a_model_with_a_number_that_is_not_finite_is_never_saved(given, tmp_path
 
 
 class TestResume:
-    """W9."""
 
     def begun(self, folder, *words):
         (folder / "d.csv").write_text("a,b,y\n" + "1,x,p\n-1,z,q\n" * 20)
@@ -267,7 +263,6 @@ class TestResume:
 
 
 class TestScore:
-    """W8."""
 
     @pytest.mark.parametrize("centre", [0.0, 1e8, 1e9, -1e12])
     def test_r2_far_from_zero(self, tmp_path, centre):

@@ -44,7 +44,6 @@ def private_device(path, minor):
 
 
 class TestPlaces:
-    """D1, D2, S3, T6, T7."""
 
     def test_a_device_is_written_to_not_replaced(self, given, tmp_path):
         device = private_device(tmp_path / "null", 3)
@@ -284,7 +283,6 @@ def test_messages_are_one_line_whatever_is_in_them(tmp_path):
     ],
 )
 def test_numbers_out_of_range(given, tmp_path, words):
-    """T4, T5."""
     refuses("fit", given / "d.svm", "--model", tmp_path / "m.npz", *words)
 
 

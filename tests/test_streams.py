@@ -38,7 +38,7 @@ def assert_same(before, after):
 
 
 class TestABadRow:
-    """D3: one row of 1e200 ended a stream. `test_battery.py` has such rows for every front end."""
+    """One row of 1e200 ended a stream. `test_battery.py` has such rows for every front end."""
 
     def test_an_overflow_that_nobody_foresaw(self):
         """Weights, targets and values each within bounds, their product not."""
@@ -134,7 +134,7 @@ def test_a_model_from_a_file_in_memory_goes_on_learning(tmp_path):
     ],
 )
 def test_parameters_that_are_not_finite_or_negative(parameters):
-    """W15: they were taken for 0, or for nothing."""
+    """They were taken for 0, or for nothing."""
     with pytest.raises((ValueError, TypeError), match=next(iter(parameters))):
         VSGDClassifier(**parameters).fit(X, Y)
 

@@ -56,7 +56,7 @@ class TestSchema:
     @pytest.mark.parametrize("cell", ["NA", "nan", "NaN", "", "null", " NA "])
     @pytest.mark.parametrize("row", [3, 1500])
     def test_a_missing_cell_does_not_change_the_kind_of_a_column(self, tmp_path, cell, row):
-        """W6: one NA among the first rows turned numbers into categories, and after them was an error."""
+        """One NA among the first rows turned numbers into categories, and after them was an error."""
         rows = two_columns(2000)
         rows[row][0] = cell
         data = write_csv(tmp_path / "d.csv", ["a", "b", "y"], rows)
@@ -106,19 +106,17 @@ class TestSchema:
 
 class TestNames:
     def test_a_byte_order_mark_is_not_part_of_the_first_name(self, tmp_path):
-        """W3."""
         data = tmp_path / "d.csv"
         data.write_text("a,y\n1,0\n2,1\n3,1\n", encoding="utf-8-sig")
         assert "1 number (a)" in fit(data, tmp_path)
 
     def test_a_byte_order_mark_makes_no_class(self, tmp_path):
-        """W3."""
         (tmp_path / "d.svm").write_text("1 1:1\n-1 2:1\n", encoding="utf-8-sig")
         succeeds("fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz")
         assert load(tmp_path / "m.npz").classes == ["-1", "1"]
 
     def test_a_name_that_stands_twice(self, tmp_path):
-        """W5: the last one won, silently."""
+        """The last one won, silently."""
         data = write_csv(tmp_path / "d.csv", ["a", "a", "y"], [[1, 2, 0], [2, 3, 1]])
         refuses("fit", data, "--target", "y", "--model", tmp_path / "m.npz", saying="two columns named 'a'")
         arrays = [pyarrow.array([1, 2])] * 3
@@ -136,7 +134,7 @@ class TestNames:
 class TestTargets:
     @pytest.mark.parametrize("bad", ["nan", "inf", "1e160", "", "NA", "six"])
     def test_a_target_that_is_no_usable_number_is_a_bad_row(self, tmp_path, bad):
-        """W2: the model was NaN, and saved."""
+        """The model was NaN, and saved."""
         rows = [[i, 2 * i] for i in range(20)]
         rows[4][1] = bad
         data = write_csv(tmp_path / "d.csv", ["a", "y"], rows)
@@ -148,7 +146,6 @@ class TestTargets:
         assert np.isfinite(load(model).model.table).all()
 
     def test_counts_below_zero(self, tmp_path):
-        """W2."""
         data = write_csv(tmp_path / "d.csv", ["a", "y"], [[1, 2], [2, -1]])
         words = ["--target", "y", "--loss", "poisson", "--model", tmp_path / "m.npz"]
         refuses("fit", data, *words, saying="line 3")
@@ -156,7 +153,6 @@ class TestTargets:
     @pytest.mark.parametrize("name", ["d.csv", "d.svm", "d.parquet"])
     @pytest.mark.parametrize("bad", [1e160, -1e300])
     def test_a_value_whose_square_overflows_is_a_bad_row(self, tmp_path, name, bad):
-        """W2."""
         data, model = tmp_path / name, tmp_path / "m.npz"
         columns = {"a": [1.0, 2.0, bad, 4.0] * 5, "y": [0, 1] * 10}
         if name == "d.csv":
@@ -183,7 +179,7 @@ class TestTargets:
         assert succeeds("predict", data, "--model", tmp_path / "m.npz").split()[:2] == ["007", "010"]
 
     def test_a_label_with_a_newline_is_quoted(self, tmp_path):
-        """W7: 308 lines for 200 rows."""
+        """308 lines for 200 rows."""
         rows = [[1, "two\nlines"], [-1, 'a "quoted", one']] * 20
         data = write_csv(tmp_path / "d.csv", ["a", "y"], rows)
         fit(data, tmp_path)
@@ -199,7 +195,7 @@ class TestTargets:
 
 class TestSvmlight:
     def test_targets_may_be_left_out_at_predict(self, tmp_path):
-        """W4: the first element was taken for the target."""
+        """The first element was taken for the target."""
         rng = np.random.default_rng(0)
         X = rng.standard_normal((200, 3)).round(4).tolist()
         elements = [" ".join(f"{j}:{x}" for j, x in enumerate(row, start=1)) for row in X]
@@ -214,7 +210,7 @@ class TestSvmlight:
         refuses("fit", without, "--model", tmp_path / "n.npz", saying="line 1: no target")
 
     def test_a_table_given_to_a_model_of_svmlight(self, tmp_path):
-        """W4: three predictions for two rows."""
+        """Three predictions for two rows."""
         (tmp_path / "d.svm").write_text("1 1:1\n2 2:1\n")
         succeeds("fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz")
         (tmp_path / "d.csv").write_text("a,b\n1,2\n3,4\n")
@@ -224,13 +220,11 @@ class TestSvmlight:
         refuses("predict", tmp_path / "d.svm", "--model", tmp_path / "m.npz", saying="svmlight")
 
     def test_an_index_of_thousands_of_digits(self, tmp_path):
-        """T3."""
         (tmp_path / "d.svm").write_text(f"1 1:1\n2 {'9' * 5000}:1\n")
         refuses("fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz", saying="line 2")
 
     @pytest.mark.parametrize("index", ["99999999999", "4294967295", "9007199254740992"])
     def test_more_columns_than_memory_has_room_for(self, tmp_path, index):
-        """T4."""
         (tmp_path / "d.svm").write_text(f"1 1:1\n2 {index}:1\n")
         refuses("fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz", saying="GB")
 
@@ -249,7 +243,6 @@ class TestParquet:
         return path
 
     def test_missing_empty_or_a_folder(self, tmp_path):
-        """T1."""
         words = ["--target", "y", "--model", tmp_path / "m.npz"]
         refuses("fit", tmp_path / "none.parquet", *words, saying="cannot read")
         (tmp_path / "empty.parquet").write_bytes(b"")
@@ -258,14 +251,12 @@ class TestParquet:
         refuses("fit", tmp_path / "folder.parquet", *words, saying="folder.parquet")
 
     def test_gzipped(self, tmp_path):
-        """T1."""
         path = tmp_path / "d.parquet.gz"
         path.write_bytes(gzip.compress(self.table(tmp_path).read_bytes()))
         refuses("fit", path, "--target", "y", "--model", tmp_path / "m.npz", saying="gunzip")
 
     @pytest.mark.parametrize("at", [0, 4, 100, 700, -6, -20])
     def test_damage(self, tmp_path, at):
-        """T1."""
         path = self.table(tmp_path)
         content = bytearray(path.read_bytes())
         content[at] ^= 0x55
@@ -276,7 +267,7 @@ class TestParquet:
             assert outcome.err.count("\n") == 1
 
     def test_dates_that_python_does_not_have(self, tmp_path):
-        """T1: years beyond 9999, and nanoseconds."""
+        """Years beyond 9999, and nanoseconds."""
         when = pyarrow.array([2**50, 0, 1, 2] * 5, pyarrow.timestamp("ms"))
         at = pyarrow.array([1, 2, 3, 4] * 5, pyarrow.timestamp("ns"))
         pyarrow.parquet.write_table(pyarrow.table({"when": when, "at": at, "y": [0, 1] * 10}), tmp_path / "d.parquet")
@@ -306,7 +297,6 @@ class TestParquet:
 
 class TestAnyLengthAndWidth:
     def test_a_cell_of_a_million_characters(self, tmp_path):
-        """T2."""
         rows = [["good " * 200_000, 1], ["bad bad bad bad", 0]] * 2
         data = write_csv(tmp_path / "d.csv", ["a", "y"], rows)
         assert "1 text (a)" in fit(data, tmp_path)

@@ -145,7 +145,6 @@ def rewritten(given, path, compression=zipfile.ZIP_STORED, change=lambda name, d
 
 
 class TestHostileArchives:
-
     def test_compressed(self, given, tmp_path):
         """A megabyte of zip may be a gigabyte of zeros; we never compress."""
 
@@ -210,7 +209,6 @@ def test_a_model_with_a_number_that_is_not_finite_is_never_saved(given, tmp_path
 
 
 class TestResume:
-
     def begun(self, folder, *words):
         (folder / "d.csv").write_text("a,b,y\n" + "1,x,p\n-1,z,q\n" * 20)
         begin = ["fit", folder / "d.csv", "--target", "y", "--model", folder / "m.npz"]
@@ -263,7 +261,6 @@ class TestResume:
 
 
 class TestScore:
-
     @pytest.mark.parametrize("centre", [0.0, 1e8, 1e9, -1e12])
     def test_r2_far_from_zero(self, tmp_path, centre):
         rng = np.random.default_rng(0)

@@ -44,7 +44,6 @@ def private_device(path, minor):
 
 
 class TestPlaces:
-
     def test_a_device_is_written_to_not_replaced(self, given, tmp_path):
         device = private_device(tmp_path / "null", 3)
         succeeds("predict", given / "d.svm", "--model", given / "m.npz", "--out", device)

@@ -130,6 +130,11 @@ def estimate_penalty(model: Model, task: Task) -> None:
                 model.penalty[CALIBRATION, k] = min(calibration, model.penalty[CALIBRATION, k])
 
 
+def penalizes_rare(model: Model) -> bool:
+    """Return whether columns without a center have a penalty: some output over-fits."""
+    return bool(model.penalty[CALIBRATION].min() < 1.0)
+
+
 def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -> float:
     """Return the weight of ½θ² per sample that contains the column, which has had so many `samples`."""
     rows = float(model.progress[ROWS])

@@ -14,10 +14,10 @@ import numpy as np
 
 from vsgd.core import State
 from vsgd.linear.centering import center_entries, is_refresh_due, list_centered, move_centers, observe
-from vsgd.linear.evidence import estimate_penalty, evidence_l2
+from vsgd.linear.evidence import estimate_penalty, evidence_l2, penalizes_rare
 from vsgd.linear.losses import POISSON, Task, slopes
 from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_state, state_of, store
-from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
+from vsgd.linear.model import BATCHES, CENTER, COLUMN_MAX, ROWS, SEEN, THETA, Model
 from vsgd.linear.penalty import shifted, side_of_kink, stop_at_zero, with_l2
 from vsgd.linear.rows import Rows
 
@@ -62,8 +62,11 @@ def average_moments(coordinates: int, work: Workspace) -> None:
 def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
     """Add L2 penalties to the moments, and set the weights of L1 penalties; the intercept has none."""
     outputs = work.margin.shape[1]
+    only_centered = task.l1 + task.l2 == 0 and not penalizes_rare(model)
     for s in range(slots):
         column = work.column[s]
+        if only_centered and model.columns[column, CENTER] == 0:
+            continue
         has_penalty = column < len(work.slot_of) - 1 or not task.intercept
         for k in range(outputs):
             c = s * outputs + k

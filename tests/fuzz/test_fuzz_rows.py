@@ -48,7 +48,7 @@ def test_any_matrix(matrix):
             y = np.where(np.arange(samples) % 2, 1.0, -1.0)
             train_on(model, rows, np.arange(samples), y, np.ones(samples), Training(task, COLUMNS))
     except ValueError:
-        assert model.progress.tolist() == [0, 0, 0]
+        assert not model.progress.any()
     else:
         assert all(np.isfinite(array).all() for array in model)
         assert model.progress[2] == samples

@@ -43,7 +43,7 @@ def observe(model: Model, rows: Rows, batch: Any) -> None:
     for i in range(len(batch)):
         row = batch[i]
         for t in range(rows.length[row]):
-            x = float(rows.data[rows.data_start[row] + t])
+            x = np.float64(rows.data[rows.data_start[row] + t])  # a square of float32 may overflow
             if x != 0:
                 column = rows.indices[rows.index_start[row] + t]
                 first = columns[column, COUNT] == 0

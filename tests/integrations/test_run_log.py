@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from closures import closure_of
 from torch import nn
 
 from vsgd.integrations.run_file import HEADER, Reader
@@ -94,11 +95,7 @@ def test_a_closure_by_keyword_and_a_missing_one(model, tmp_path):
     opt = VSGD(model.named_parameters())
     RunLog(opt, tmp_path / "run.jsonl", every=5)
 
-    def closure():
-        opt.zero_grad()
-        loss = model(torch.ones(2, 4)).square().mean()
-        loss.backward()
-        return loss
+    closure = closure_of(opt, lambda: model(torch.ones(2, 4)).square().mean())
 
     for _ in range(5):
         opt.step(closure=closure)

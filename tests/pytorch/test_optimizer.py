@@ -32,13 +32,7 @@ def batch(step: int = 0, dtype=torch.float32, rows: int = 16):
 def closure_for(model, opt, step: int = 0, dtype=torch.float32):
     x, y = batch(step, dtype)
 
-    def closure():
-        opt.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss
-
-    return closure
+    return closure_of(opt, lambda: F.cross_entropy(model(x), y))
 
 
 def train(model, opt, steps: range, dtype=torch.float32):

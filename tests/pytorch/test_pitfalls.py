@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from closures import closure_of
 from torch import nn
 
 from vsgd import NETWORKS, PAPER
@@ -23,13 +24,7 @@ def make_model():
 
 
 def closure_for(model, opt, factor=1.0):
-    def closure():
-        opt.zero_grad()
-        loss = F.cross_entropy(model(X.to(next(model.parameters()).dtype)), Y) * factor
-        loss.backward()
-        return loss
-
-    return closure
+    return closure_of(opt, lambda: F.cross_entropy(model(X.to(next(model.parameters()).dtype)), Y) * factor)
 
 
 def test_autocast_around_the_step_sees_the_shift():
@@ -209,11 +204,7 @@ def test_a_table_that_joins_late():
     opt = VSGD(model.parameters(), per_sample=model)
     index = torch.randint(7, (16,), generator=torch.Generator().manual_seed(0))
 
-    def closure():
-        opt.zero_grad()
-        loss = F.cross_entropy(layer(table(index)), Y)
-        loss.backward()
-        return loss
+    closure = closure_of(opt, lambda: F.cross_entropy(layer(table(index)), Y))
 
     for _ in range(12):
         opt.step(closure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from closures import closure_of
 from torch import nn
 
 import vsgd
@@ -25,13 +26,7 @@ def closure_for(module: nn.Module, opt: VSGD, step: int):
     index = lookups(step)
     target = index.sum(1).to(module.weight.dtype)
 
-    def closure():
-        opt.zero_grad()
-        loss = (table_of(module, index) - target).abs().mean()
-        loss.backward()
-        return loss
-
-    return closure
+    return closure_of(opt, lambda: (table_of(module, index) - target).abs().mean())
 
 
 def by_hand(weight: torch.Tensor, gradients, steps: int) -> torch.Tensor:
@@ -119,11 +114,7 @@ def test_curvature_of_a_row_has_a_sign(kind):
     opt = VSGD(module.parameters(), per_sample=module if kind == "per sample" else None, reduction="sum")
     curvature = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
 
-    def closure():
-        opt.zero_grad()
-        loss = (module(torch.tensor([4])).square() * curvature / 2).sum()
-        loss.backward()
-        return loss
+    closure = closure_of(opt, lambda: (module(torch.tensor([4])).square() * curvature / 2).sum())
 
     for _ in range(3):
         opt.step([closure] * 2 if kind == "micro-batches" else closure)

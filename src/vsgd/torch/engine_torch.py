@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.networks import TensorContext
-from vsgd.algorithms.strategy import Config, Strategy
+from vsgd.algorithms.strategy import Config, Strategy, limited_step
 from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.torch.coordinates import BatchMoments, Coordinates
 from vsgd.torch.distributed import summed
@@ -115,6 +115,8 @@ def learn_whole(
         h, h_sq = measured_curvature(state.mean, diff, diff_sq, delta)
     moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
     direction = batch.grad if batch.direction is None else batch.direction
-    new, info, steps = learn(state, moments, direction, count, lr, config, TensorContext(*shared))
+    tensor = TensorContext(*shared)
+    new, info = learn(state, moments, count, config, tensor)
+    steps = limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
     outliers = info.outlier.to(steps.dtype)
     return new, steps, [new.mean.grad_sq, new.mean.grad**2, abs(new.mean.curv), new.mean.curv_sq, outliers]

@@ -232,7 +232,7 @@ class MicroBatches:
     def _means(self, block: DenseBlock, sums: Tensor, counts: Tensor) -> Tensor:
         if self._processes.are_samples:
             self._processes.add_up(sums)
-        lengths = torch.tensor(block.coordinates.lengths, device="cpu")
+        lengths = torch.tensor(block.coordinates.lengths, dtype=torch.int64, device="cpu")
         return sums / torch.repeat_interleave(counts.clamp(min=1), lengths).to(sums)
 
     def _touched_rows(self, block: TableBlock, grads: Sequence[Grads], hits: list[int]) -> list[tuple[Tensor, Tensor]]:

@@ -98,7 +98,7 @@ def context(coordinates: Coordinates, rule: Rule, horizon: float) -> TensorConte
 
 def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: float) -> Tensor:
     """Return η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
-    lengths = torch.tensor(coordinates.lengths, device=coordinates.theta.device)
+    lengths = torch.tensor(coordinates.lengths, dtype=torch.int64, device=coordinates.theta.device)
     shared = (torch.as_tensor(part).to(coordinates.theta) for part in context(coordinates, rule, horizon))
     tensor = TensorContext(*(torch.repeat_interleave(part, lengths) for part in shared))
     rate: Tensor = rule.strategy.rate(

@@ -1,6 +1,6 @@
 """The array libraries that the algorithms run on.
 
-Each returns how a number is put into an array of one element, how it is taken out, and how a function is made ready.
+Each returns how a list of numbers becomes an array, how an array becomes a list, and how a function is made ready.
 """
 
 from __future__ import annotations
@@ -12,35 +12,40 @@ from vsgd.jit import compiled
 
 
 def plainly(function, config):
-    """The function as it is; `config` is the position of its constants, which JAX has to know."""
+    """Return the function itself; `config` is the position of its constants, which JAX has to know."""
     return function
 
 
+def scalars(made):
+    return lambda numbers: float(*numbers), lambda x: [float(x)], made
+
+
 def on_floats():
-    return float, float, plainly
-
-
-def on_numpy():
-    return lambda x: np.array([x]), lambda x: float(x[0]), plainly
+    return scalars(plainly)
 
 
 def on_numba():
-    return float, float, lambda function, config: compiled(function)
+    return scalars(lambda function, config: compiled(function))
+
+
+def on_numpy():
+    return np.array, lambda x: x.tolist(), plainly
 
 
 def on_torch():
     torch = pytest.importorskip("torch")
-    return lambda x: torch.tensor([x], dtype=torch.float64), lambda x: float(x[0]), plainly
+    return lambda numbers: torch.tensor(numbers, dtype=torch.float64), lambda x: x.tolist(), plainly
 
 
 def on_jax():
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)
     return (
-        lambda x: jax.numpy.array([x], dtype=float),
-        lambda x: float(x[0]),
+        lambda numbers: jax.numpy.array(np.array(numbers)),
+        lambda x: x.tolist(),
         lambda function, config: jax.jit(function, static_argnums=config),
     )
 
 
-LIBRARIES = [on_floats, on_numpy, on_numba, on_torch, on_jax]
+SCALARS = [on_floats, on_numba]
+ARRAYS = [on_numpy, on_torch, on_jax]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from libraries import LIBRARIES, on_floats
+from libraries import ARRAYS, SCALARS, on_floats, on_numba
 
 from vsgd import COLUMNS, NETWORKS, PAPER, VSGD_2012, Columns, Moments, Networks, Paper, State
 from vsgd.algorithms import columns, networks, paper
@@ -29,40 +32,67 @@ def minibatches(n: int, presence: float, seed: int = 1) -> list[list[float]]:
     return [row[mask].tolist() for row, mask in zip(xi, present, strict=True)]
 
 
-@pytest.mark.parametrize("presence", [1.0, 0.3], ids=["dense", "sparse"])
-@pytest.mark.parametrize("n", [1, 10])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_the_paper_equals_the_reference_over_a_thousand_updates(library, shape, n, presence):
+class Case(NamedTuple):
+    """A problem of one coordinate."""
+
+    shape: str
+    n: int
+    presence: float
+
+
+CASES = [Case(*case) for case in itertools.product(SHAPES, (1, 10), (1.0, 0.3))]
+
+
+def assert_equals_the_reference(library, cases):
+    """Minimize every case in a coordinate of its own."""
     lift, lower, made = library()
     do_update, do_probe = made(update, 4), made(probe, 3)
-    batches = minibatches(n, presence)
-    expected = reference.run(shape, 1.0, batches)
-    theta = lift(1.0)
+    batches = [minibatches(case.n, case.presence) for case in cases]
+    expected = [reference.run(case.shape, 1.0, own) for case, own in zip(cases, batches, strict=True)]
+    theta = lift([1.0] * len(cases))
     state = made(init, 1)(theta, PAPER)
     track = []
-    for samples in batches:
+    for samples in zip(*batches, strict=True):
+
+        def gradients(points, samples=samples):
+            return [
+                np.array([reference.sample_gradient(case.shape, 1.0, point - xi) for xi in own] or [0.0])
+                for case, point, own in zip(cases, points, samples, strict=True)
+            ]
+
         here = lower(theta)
-        grads = np.array([reference.sample_gradient(shape, 1.0, here - xi) for xi in samples] or [0.0])
-        count = lift(float(len(samples)))
-        delta = lower(do_probe(state, lift(grads.mean()), count, PAPER))
-        probed = np.array([reference.sample_gradient(shape, 1.0, here + delta - xi) for xi in samples] or [0.0])
-        curvs = np.abs((grads - probed) / delta)
-        batch = Moments(*(lift(float(x.mean())) for x in (grads, grads**2, curvs, curvs**2)))
-        theta, state, info = do_update(theta, state, batch, count, PAPER)
-        track.append(
-            [lower(theta), lower(state.memory), lower(state.mean.grad_sq), lower(info.rate) * (len(samples) > 0)]
+        grads, count = gradients(here), lift([float(len(own)) for own in samples])
+        deltas = lower(do_probe(state, lift([g.mean() for g in grads]), count, PAPER))
+        probed = gradients([point + delta for point, delta in zip(here, deltas, strict=True)])
+        curvs = [abs((g - there) / delta) for g, there, delta in zip(grads, probed, deltas, strict=True)]
+        batch = Moments(
+            *(lift([float((x**power).mean()) for x in values]) for values in (grads, curvs) for power in (1, 2))
         )
-    wanted = [[c.theta, c.tau, c.v, c.eta * (len(b) > 0)] for c, b in zip(expected, batches, strict=True)]
-    np.testing.assert_allclose(track, wanted, rtol=1e-9, atol=1e-12)
-    assert expected[-1].outliers > 0, "the stream must exercise the outlier test"
+        theta, state, info = do_update(theta, state, batch, count, PAPER)
+        rates = np.multiply(lower(info.rate), [len(own) > 0 for own in samples])
+        track.append([lower(theta), lower(state.memory), lower(state.mean.grad_sq), rates])
+    for k, (snapshots, own) in enumerate(zip(expected, batches, strict=True)):
+        wanted = [[c.theta, c.tau, c.v, c.eta * (len(b) > 0)] for c, b in zip(snapshots, own, strict=True)]
+        np.testing.assert_allclose(np.array(track)[:, :, k], wanted, rtol=1e-9, atol=1e-12, err_msg=f"{cases[k]}")
+        assert snapshots[-1].outliers > 0, "the stream must exercise the outlier test"
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("library", SCALARS)
+def test_the_paper_equals_the_reference_over_a_thousand_updates(library, case):
+    assert_equals_the_reference(library, [case])
+
+
+@pytest.mark.parametrize("library", ARRAYS)
+def test_the_paper_equals_the_reference_in_every_coordinate_of_an_array(library):
+    assert_equals_the_reference(library, CASES)
 
 
 NOTHING = TensorContext(curv=0.0, curv_sq=0.0, grad_clip=3.0, step_limit=1.0, horizon=1.0)
 """A tensor that tells its coordinates nothing."""
 
 
-@pytest.mark.parametrize("library", LIBRARIES[1:])
+@pytest.mark.parametrize("library", [on_numba, *ARRAYS])
 @pytest.mark.parametrize(
     ("first", "step", "config"),
     [(one_coordinate.init, one_coordinate.update, NETWORKS), (columns.init, columns.update, COLUMNS)],
@@ -78,12 +108,12 @@ def test_the_others_are_the_same_in_every_library(first, step, config, library):
 
     def track(lift, lower, made):
         begin, do_step = made(first, 1), made(step, 4)
-        theta = lift(1.0)
+        theta = lift([1.0])
         state = begin(theta, config)
         for g, h, n in zip(grads, curvs, counts, strict=True):
-            batch = Moments(*(lift(float(x.mean())) for x in (g, g**2, h, h**2)))
-            theta, state, info = do_step(theta, state, batch, lift(float(n)), config)
-            yield [lower(theta), lower(info.rate), float(lower(info.outlier))]
+            batch = Moments(*(lift([float(x.mean())]) for x in (g, g**2, h, h**2)))
+            theta, state, info = do_step(theta, state, batch, lift([float(n)]), config)
+            yield [float(*lower(x)) for x in (theta, info.rate, info.outlier)]
 
     wanted = list(track(*on_floats()))
     np.testing.assert_allclose(list(track(*library())), wanted, rtol=1e-9, atol=1e-12)

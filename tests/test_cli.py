@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from command import succeeds
 
 QUICK = ("--runs", "2", "--updates", "8")
 
@@ -37,15 +38,14 @@ def test_writes_a_page_that_needs_nothing_else(tmp_path):
 
 
 def test_uses_stored_results_again_and_keeps_other_figures_on_the_page(tmp_path):
-    vsgd("figures", 3, *QUICK, "--out", tmp_path)
+    succeeds("figures", 3, *QUICK, "--out", tmp_path)
     (stored,) = tmp_path.glob("results/figure-3/*.npz")
     written = stored.stat().st_mtime_ns
-    result = vsgd("figures", 3, 4, *QUICK, "--out", tmp_path)
-    assert result.returncode == 0
+    succeeds("figures", 3, 4, *QUICK, "--out", tmp_path)
     assert stored.stat().st_mtime_ns == written
-    vsgd("figures", 4, *QUICK, "--out", tmp_path)
+    succeeds("figures", 4, *QUICK, "--out", tmp_path)
     assert (tmp_path / "index.html").read_text().count("<section") == 2
-    vsgd("figures", 3, *QUICK, "--seed", 1, "--out", tmp_path)
+    succeeds("figures", 3, *QUICK, "--seed", 1, "--out", tmp_path)
     assert stored.stat().st_mtime_ns != written, "another seed is another result"
 
 

@@ -6,6 +6,7 @@ an HTML comment that begins with `setup`, which readers do not see.
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -40,16 +41,23 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
     script = tmp_path / page.with_suffix(".py").name
     script.write_text(program(page))
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(script))
+    names = runpy.run_path(str(script))
+    if page.name == "integrations.md":  # the examples of optax learn
+        assert names["error"] < 0.1
+        assert names["train_state"].step == 200
+        assert names["last"] < 0.5 * names["first"]
 
 
 @pytest.mark.parametrize("tutorial", TUTORIALS, ids=lambda tutorial: tutorial.stem)
-def test_every_tutorial_runs(tutorial, tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
-    notebook = nbformat.read(tutorial, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are made when the site is built"
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
+def test_every_tutorial_runs(tutorial, tmp_path, monkeypatch):
+    """Its code cells run as one script. The site runs them in a notebook."""
+    cells = [cell for cell in json.loads(tutorial.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in cells), "outputs are made when the site is built"
+    script = tmp_path / tutorial.with_suffix(".py").name
+    lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
+    script.write_text("\n".join(line for line in lines if not line.startswith("%")))  # those are commands of notebooks
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script))
 
 
 def test_the_tables_of_readme_are_those_of_the_pages():
@@ -65,6 +73,7 @@ def test_pages_link_to_what_is_there():
     assert [(page.name, target) for page, target in links if not (page.parent / target).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("sphinx")
     settings = ("-q", "-W", "--keep-going", "-D", "nb_execution_mode=off", "-d", tmp_path / "doctrees")

@@ -337,8 +337,9 @@ def test_jobs_learn_side_by_side_as_they_would_one_after_the_other(tmp_path, wri
     assert found.passes == 2
     start = found._replace(passes=0, model=load_untrained(found))
     assert equal(found.model, by_hand([Source(path, False) for path in paths], start, 2, 2).model)
-    succeeds("fit", *paths, "--model", out, "--passes", 3, "--jobs", 2, "--resume")
-    assert equal(arrays_of(out), by_hand([Source(path, False) for path in paths], start, 2, 3).model)
+    if write is write_parts:  # processes start anew, so once is enough
+        succeeds("fit", *paths, "--model", out, "--passes", 3, "--jobs", 2, "--resume")
+        assert equal(arrays_of(out), by_hand([Source(path, False) for path in paths], start, 2, 3).model)
 
 
 def load_untrained(trained):

@@ -75,6 +75,12 @@ def written(value: Any) -> str:
     return repr(value)
 
 
+@functools.cache
+def text_of(file: Path) -> str:
+    """Return the syntax tree of a file as text."""
+    return written(tree_of(file))
+
+
 def executed(node: ast.AST) -> Iterator[ast.AST]:
     """Yield a node and all nodes in it that can influence a result."""
     yield node
@@ -128,7 +134,7 @@ def import_closure(modules: Iterable[str], without: Iterable[str] = (), find: Fi
 def modules_digest(modules: Iterable[str], without: Iterable[str] = (), find: Find = installed) -> str:
     """Return a digest of modules and what they import of their own packages, some modules excepted."""
     closure = import_closure(modules, without, find)
-    return digest(f"{name}\n{written(tree_of(closure[name]))}" for name in sorted(closure))
+    return digest(f"{name}\n{text_of(closure[name])}" for name in sorted(closure))
 
 
 # --- single definitions -------------------------------------------------------------------------------------------

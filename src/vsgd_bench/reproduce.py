@@ -14,7 +14,7 @@ from tqdm import tqdm
 from vsgd.algorithms.paper import PAPER, VSGD_2012
 from vsgd_bench import store
 from vsgd_bench.figures import FIGURES, Figure, KeyNumber, Request, Results
-from vsgd_bench.provenance import digest, installed, tree_of, written
+from vsgd_bench.provenance import digest, installed, text_of
 
 SOURCES = (
     "vsgd.core",
@@ -53,7 +53,7 @@ def _fingerprint(figure: Figure) -> str:
     """Return a digest of the code behind a result, so that it is computed again when this changes."""
     modules = [*SOURCES, figure.draw.__module__]
     files = [(name, installed(name)) for name in modules]
-    return digest(f"{name}\n{written(tree_of(file))}" for name, file in files if file is not None)
+    return digest(f"{name}\n{text_of(file)}" for name, file in files if file is not None)
 
 
 def _slug(part: str) -> str:

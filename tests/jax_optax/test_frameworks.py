@@ -116,13 +116,3 @@ def test_flax_layers_with_state_change_once_per_step():
         step(model, optimizer, x)
     after = jax.tree.leaves(nnx.state(model, nnx.Param))
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(before, after, strict=True))
-
-
-def test_the_examples_in_the_documentation():
-    text = (ROOT / "docs" / "integrations.md").read_text().split("## JAX and optax")[1]
-    names: dict[str, object] = {}
-    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(compile(code, "docs/integrations.md", "exec"), names)
-    assert names["error"] < 0.1
-    assert names["train_state"].step == 200
-    assert names["last"] < 0.5 * names["first"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.jit import compiled
+from vsgd.jit import kept
 
 WIDTH = 256
 """Columns of a block. A constant, so that the compiler knows how far apart the halves of a packed row are."""
@@ -122,7 +122,7 @@ def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_t
     rows = grads.shape[1]
     results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype) for _ in range(3)]
     arrays = [result.numpy() for result in results]
-    kernel, threads = compiled(accumulate), torch.get_num_threads()
+    kernel, threads = kept(accumulate), torch.get_num_threads()
     edges = [rows * k // threads for k in range(threads + 1)]
 
     def fill(first: int, last: int) -> None:

@@ -71,4 +71,4 @@ def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", *settings, ROOT / "docs", tmp_path / "site"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "optimal given the noise" in (tmp_path / "site" / "index.html").read_text()
+    assert "without a learning rate to tune" in (tmp_path / "site" / "index.html").read_text()

@@ -33,6 +33,7 @@ napoleon_google_docstring = True
 default_role = "code"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "vsgd"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -7,19 +7,23 @@ TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
 UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs docs-site results results-train pages test test-all test-flaky fuzz bench lint dist pythons clean
+.DEFAULT_GOAL := help
+.PHONY: help run docs docs-site results results-train pages test test-all test-flaky coverage fuzz bench lint dist pythons clean
 
-run: $(VENV)/.run  ## reproduce the paper: report/index.html
+help:  ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+run: $(VENV)/.run  ## reproduce the figures of the paper: report/index.html
 	$(BIN)/vsgd figures --out report
 
-docs: run  ## what README and docs show of it
+docs: run  ## copy the figures and numbers of the paper to docs
 	cp report/figure-drift.png docs/figures/drift.png
 	cp report/numbers.md docs/results.md
 
-results: $(VENV)/.test  ## the tables of the comparison in docs, from the runs in benchmarks/results; trains nothing
+results: $(VENV)/.test  ## write the tables of the comparison from the stored runs, without training
 	$(MAKE) --no-print-directory pages STORED=--stored
 
-results-train: $(VENV)/.test  ## train the runs that are missing or of another version of the source, then write the tables
+results-train: $(VENV)/.test  ## train missing and outdated runs, then write the tables
 	$(MAKE) --no-print-directory pages STORED=
 
 pages:
@@ -33,36 +37,40 @@ pages:
 	cp $(RUNS)/large/profiles.png docs/figures/profiles.png
 	$(BIN)/python scripts/readme_tables.py
 
-docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutorials: site/index.html
+docs-site: $(VENV)/.test run  ## build the documentation: site/index.html
 	$(BIN)/sphinx-build -W --keep-going -q docs site
 	cp report/index.html site/report.html
 
-test: lint  ## everything but the slow tests, with the same random cases each time
+test: lint  ## run all tests except the slow ones, with fixed random cases
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci
 
-test-all: lint  ## the slow tests too, with new random cases
+test-all: lint  ## run all tests, with new random cases
 	$(BIN)/pytest -q
 
-test-flaky: $(VENV)/.test  ## twenty rounds of the timing-sensitive tests with all cores busy
+test-flaky: $(VENV)/.test  ## run the timing-sensitive tests twenty times with all cores busy
 	scripts/test_flaky.sh 20 $(BIN)/pytest
 
-fuzz: $(VENV)/.test  ## damaged files without end and kills at random; SEED=7 for others
+coverage: $(VENV)/.test  ## run the tests of `make test` with line coverage
+	$(PIP) --editable '.[coverage]'
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci --cov --cov-report term:skip-covered
+
+fuzz: $(VENV)/.test  ## test damaged files and kills at random times; SEED=7 for other cases
 	VSGD_FUZZ=$(SEED) $(BIN)/pytest -q -rP tests/fuzz
 
-bench: $(VENV)/.test  ## ratios, measured side by side
+bench: $(VENV)/.test  ## run all benchmarks
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test  ## run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-dist: $(VENV)/.test  ## wheel and sdist, tried in a clean environment
+dist: $(VENV)/.test  ## build wheel and sdist, and try the wheel in a clean environment
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	PYTHON=$(PYTHON) scripts/try_wheel.sh
 
-pythons:  ## the tests on every supported Python that is installed
+pythons:  ## run the tests on every supported Python that is installed
 	scripts/pythons.sh
 
 $(BIN)/python:
@@ -76,5 +84,5 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.run
 
-clean:
+clean:  ## remove the environment and all generated pages
 	rm -rf $(VENV) .cache report site

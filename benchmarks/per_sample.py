@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from vsgd.torch.samples import Recorder
+from vsgd.torch.per_sample import Recorder
 
 REPEATS = 3
 MEGABYTE = 2**20

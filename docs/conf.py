@@ -24,6 +24,7 @@ nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 
+autodoc_mock_imports = ["pyspark"]  # needs Java, so it is not part of the extra "dev"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
@@ -32,6 +33,7 @@ napoleon_google_docstring = True
 default_role = "code"
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "vsgd"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

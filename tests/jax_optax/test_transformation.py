@@ -11,11 +11,11 @@ import numpy as np
 import optax
 import pytest
 from steps import batches, flat, new_params, squared_error, step_of
+from vsgd.tensors import Totals
 
 import vsgd.optax
 from vsgd import COLUMNS, NETWORKS, PAPER
 from vsgd.optax import groups
-from vsgd.tensors import Totals
 
 SIZES = (6, 8, 3)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from vsgd import NETWORKS, eigenbasis
 from vsgd.torch import VSGD, basis
-from vsgd.torch.samples import Recorder
+from vsgd.torch.per_sample import Recorder
 from vsgd.torch.state import matrix_shape, new_state
 
 SHAPES = {"matrix": (6, 8), "filters": (4, 3, 2, 2), "tall": (12, 2)}

@@ -10,7 +10,7 @@ from torch import nn
 import vsgd
 from vsgd.reweight import effective_count, sample_weights
 from vsgd.torch import VSGD, Rows
-from vsgd.torch.samples import Recorder
+from vsgd.torch.per_sample import Recorder
 
 ROWS = 6
 

@@ -9,7 +9,7 @@ from expansion import assert_sums_match, by_loop, shift, sums_of
 from torch import nn
 
 from vsgd.torch import VSGD
-from vsgd.torch.samples import Recorder, RowSums, SampleError
+from vsgd.torch.per_sample import Recorder, RowSums, SampleError
 
 INDEX = torch.tensor([[1, 1, 4], [4, 0, 0], [2, 1, 4], [0, 0, 0]])
 TOUCHED_BY = [2, 2, 1, 0, 3, 0]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vsgd.torch.samples import Recorder, SampleError
+from vsgd.torch.per_sample import Recorder, SampleError
 
 
 def mlp():

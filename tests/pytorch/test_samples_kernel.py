@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vsgd.torch.samples.products import DEPTH, WIDTH, summed_products
-from vsgd.torch.samples.reduce import products, tiles
-from vsgd.torch.samples.terms import Outer
+from vsgd.torch.per_sample.reduce import DEPTH, WIDTH, products, summed_products, tiles
+from vsgd.torch.per_sample.terms import Outer
 
 
 def factors(samples, rows, columns, dtype, zeros=0.5):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from vsgd.torch.samples import Recorder, reduce
+from vsgd.torch.per_sample import Recorder, reduce
 
 
 def label(value):

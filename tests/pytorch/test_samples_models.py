@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from expansion import assert_sums_match, by_loop, by_vmap, shift, sums_of
 from torch import nn
 
-from vsgd.torch.samples import Recorder, reduce
+from vsgd.torch.per_sample import Recorder, reduce
 
 WORDS, WIDTH, BATCH, LENGTH = 11, 8, 5, 4
 
@@ -311,5 +311,5 @@ def test_autocast():
 
 
 def test_numba_waits_until_it_is_needed():
-    code = "import sys, vsgd.torch.samples; sys.exit('numba' in sys.modules)"
+    code = "import sys, vsgd.torch.per_sample; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

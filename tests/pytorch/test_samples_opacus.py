@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vsgd.torch.samples import Recorder
+from vsgd.torch.per_sample import Recorder
 
 opacus = pytest.importorskip("opacus")
 

@@ -35,8 +35,6 @@ SUM_TOLERANCE = 0.1
 class Checkpoint(NamedTuple):
     """What `load_state_dict` needs, in memory of its own."""
 
-    saved: dict[str, Any]
-    """The state dictionary in the present format."""
     algorithms: list[Config]
     """Of each group."""
     states: dict[Tensor, ParamState]
@@ -51,8 +49,8 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
     if not (is_dict(saved) and is_dict(saved.get("state")) and isinstance(saved.get("param_groups"), list)):
         raise refused("the state is not one of VSGD: it must have a dictionary 'state' and a list 'param_groups'")
     if not all(is_dict(group) and is_dict(group.get("algorithm")) for group in saved["param_groups"]):
-        raise refused("the state is not one of VSGD, or one of an earlier version")
-    saved = in_present_format(saved)
+        raise refused("the state is not one of VSGD, or was saved by vsgd 0.1 or earlier")
+    check_format(saved)
     found = saved["param_groups"]
     sizes, own_sizes = [size_of(group.get("params")) for group in found], [len(group["params"]) for group in groups]
     if sizes != own_sizes:
@@ -76,31 +74,17 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
     algorithms = [algorithm_of(group["algorithm"], place) for place, group in enumerate(found)]
     for place, (group, algorithm) in enumerate(zip(found, algorithms, strict=True)):
         check_window(group, algorithm, place)
-    return Checkpoint(saved, algorithms, copies, corrections_of(saved.get("statistics", {})))
+    return Checkpoint(algorithms, copies, corrections_of(saved.get("statistics", {})))
 
 
-def in_present_format(saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a state of an earlier format in the present one; nothing of `saved` is changed.
-
-    Version 0.2 wrote no number of the format. It did not save the spread of the losses, which starts at 0.
-
-    Raises:
-        ValueError: the state was written by a later version.
-    """
-    version = saved.get("format", 2)
-    if version == FORMAT:
-        return saved
-    if not is_count(version) or not 2 <= version < FORMAT:
+def check_format(saved: dict[str, Any]) -> None:
+    """Refuse a state of another format. A state put together by others, such as shards, may have no number."""
+    version = saved.get("format", FORMAT)
+    if version != FORMAT:
         raise refused(
-            f"the state has format {version!r}; this version of vsgd reads formats 2 (vsgd 0.2) to {FORMAT}. Load it "
-            "with the version of vsgd that wrote it"
+            f"the state has format {version!r}, this version of vsgd reads format {FORMAT}; load it with the version "
+            "that saved it"
         )
-    without_spread = len(Progress._fields) - 1
-    groups = [
-        {**group, "progress": [*group["progress"], 0.0]} if size_of(group.get("progress")) == without_spread else group
-        for group in saved["param_groups"]
-    ]
-    return {**saved, "format": FORMAT, "param_groups": groups}
 
 
 def refused(why: str) -> ValueError:
@@ -130,7 +114,7 @@ def check_options(group: dict[str, Any], place: int) -> None:
     kinds |= {"progress": is_progress}
     for name, is_possible in kinds.items():
         if name not in group:
-            raise refused(f"the state is of an earlier version, or damaged: group {place} has no {name!r}")
+            raise refused(f"the state was saved by vsgd 0.2 or earlier, or is damaged: group {place} has no {name!r}")
         if not is_possible(group[name]):
             raise refused(f"the state is damaged: {name!r} of group {place} is {group[name]!r}")
 

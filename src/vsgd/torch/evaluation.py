@@ -15,8 +15,8 @@ from vsgd.torch.basis import flop_counter
 from vsgd.torch.companions import used_by
 from vsgd.torch.distributed import Processes, check_averaged, evaluate_on_all_ranks, local_of, reduce_checks
 from vsgd.torch.frameworks import check_accumulation, remedy
+from vsgd.torch.per_sample import Recorder
 from vsgd.torch.replay import FORWARD_OUTSIDE, Closure, Replay, Saving
-from vsgd.torch.samples import Recorder
 
 MIN_GRADIENT = 1e-15
 """Squares of smaller gradients vanish in float32."""

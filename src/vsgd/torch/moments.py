@@ -16,8 +16,8 @@ from vsgd.reweight import effective_count, sample_weights
 from vsgd.torch.coordinates import BatchMoments, precision
 from vsgd.torch.distributed import Processes
 from vsgd.torch.evaluation import Evaluation
-from vsgd.torch.samples import Recorder, RowSums, SampleSums
-from vsgd.torch.samples.sums import empty_sums
+from vsgd.torch.per_sample import Recorder, RowSums, SampleSums
+from vsgd.torch.per_sample.terms import empty_sums
 
 if TYPE_CHECKING:
     from vsgd.torch.dense import DenseBlock
@@ -279,7 +279,7 @@ class RowSettings(NamedTuple):
 
 
 class SampleTotals(NamedTuple):
-    """Sums over the rows of one minibatch, as `vsgd.torch.samples` takes them."""
+    """Sums over the rows of one minibatch, as `vsgd.torch.per_sample` takes them."""
 
     sums: dict[Tensor, SampleSums | RowSums]
     samples: int

@@ -40,9 +40,9 @@ from vsgd.torch.interrupts import DeferredSignals, interruptible
 from vsgd.torch.moments import MicroBatches, Minibatch, RowSamples, RowSettings, Sampling
 from vsgd.torch.noise import Noise, StepNoise, observe
 from vsgd.torch.parameters import check_initialized, check_listed_once, check_parameters
+from vsgd.torch.per_sample import Recorder
 from vsgd.torch.process import register
 from vsgd.torch.replay import Closure
-from vsgd.torch.samples import Recorder
 from vsgd.torch.settings import LearningRateWatch, Rows, check_sampling, check_settings
 from vsgd.torch.state import FORMAT, ParamState, is_table
 
@@ -549,7 +549,7 @@ class VSGD(Optimizer):
         """
         checkpoint = checked(state_dict, self.param_groups)
         with DeferredSignals():
-            super().load_state_dict(checkpoint.saved)
+            super().load_state_dict(state_dict)
             for group, algorithm in zip(self.param_groups, checkpoint.algorithms, strict=True):
                 group["algorithm"] = algorithm
             self.state.clear()

@@ -9,8 +9,7 @@ the same samples, in the same order. And of a loss that mixes samples, such as a
 sample j" is the part that flows through the activations of sample j.
 """
 
-from vsgd.torch.samples.errors import SampleError
-from vsgd.torch.samples.recorder import Recorder, Recording
-from vsgd.torch.samples.sums import RowSums, SampleSums
+from vsgd.torch.per_sample.record import Recorder, Recording
+from vsgd.torch.per_sample.terms import RowSums, SampleError, SampleSums
 
 __all__ = ["Recorder", "Recording", "RowSums", "SampleError", "SampleSums"]

@@ -1,8 +1,4 @@
-"""Which function leaves the gradients of its parameters behind in which form.
-
-Functions, not modules: a module of any kind is covered if its parameters go into these, and a tied weight is simply
-a parameter that goes into two of them. Each handler has the signature of the function that it stands for.
-"""
+"""Layers whose inputs and output gradients give the gradients of single samples: one handler per torch function."""
 
 from __future__ import annotations
 
@@ -10,20 +6,119 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vsgd.torch.samples.conv import Size, unfolder
-from vsgd.torch.samples.embedding import bags, tokens
-from vsgd.torch.samples.errors import SampleError
-from vsgd.torch.samples.norm import normed_by, per_channel, trailing
-from vsgd.torch.samples.sums import sum_dtype
-from vsgd.torch.samples.terms import Explicit, Outer, Term
+from vsgd.torch.per_sample.terms import Explicit, Lookup, Outer, SampleError, Term, sum_dtype
+
+
+def trailing(grad: Tensor, axes: int) -> Tensor:
+    """Gradients of parameters that span the last axes: all between those and the samples is added up."""
+    middle = tuple(range(1, grad.dim() - axes))
+    return grad.sum(middle) if middle else grad
+
+
+def per_channel(grad: Tensor) -> Tensor:
+    """Gradients of parameters that span the channels, the axis after the samples."""
+    return grad.flatten(2).sum(2) if grad.dim() > 2 else grad
+
+
+def normed_by(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+    """Batch normalisation with fixed statistics, as in evaluation, where samples do not mix."""
+    shape = (1, -1, *(1,) * (x.dim() - 2))
+    return (x - mean.view(shape)) * torch.rsqrt(var + eps).view(shape)
+
+
+Size = int | Sequence[int]
+
+
+def pair(size: Size, axes: int) -> tuple[int, int]:
+    """A setting for both image axes; a convolution over time is one over an image of height 1."""
+    values = (size,) * axes if isinstance(size, int) else tuple(size)
+    if len(values) == 1:
+        values = values * axes
+    return (values[0], values[1]) if axes == 2 else (0, values[0])
+
+
+def unfolder(
+    weight: Tensor, stride: Size, padding: Size | str, dilation: Size, groups: int
+) -> Callable[[Tensor], Tensor]:
+    """A function from inputs to n × groups × positions × (channels of the group · kernel)."""
+    axes = weight.dim() - 2
+    kernel = pair(weight.shape[2:], axes)
+    steps, spacing = pair(stride, axes), pair(dilation, axes)
+    if axes == 1:
+        kernel, steps, spacing = (1, kernel[1]), (1, steps[1]), (1, spacing[1])
+    margins = margins_of(padding, kernel, spacing, axes)
+
+    def unfold(x: Tensor) -> Tensor:
+        image = x.unsqueeze(2) if axes == 1 else x
+        columns = F.unfold(F.pad(image, margins), kernel, dilation=spacing, stride=steps)
+        return columns.view(len(x), groups, -1, columns.shape[-1]).transpose(2, 3)
+
+    return unfold
+
+
+def margins_of(padding: Size | str, kernel: tuple[int, int], spacing: tuple[int, int], axes: int) -> list[int]:
+    """Zeros to put around an image: left, right, top, bottom."""
+    if padding == "valid":
+        return [0, 0, 0, 0]
+    if isinstance(padding, str):
+        extra = [gap * (size - 1) for gap, size in zip(spacing, kernel, strict=True)]
+        return [extra[1] // 2, extra[1] - extra[1] // 2, extra[0] // 2, extra[0] - extra[0] // 2]
+    vertical, horizontal = pair(padding, axes)
+    return [horizontal, horizontal, vertical, vertical]
+
+
+def tokens(index: Tensor, grad: Tensor, padding: int | None, sparse: bool) -> Lookup:
+    """The lookups of an embedding: index n × …, grad n × … × columns."""
+    sample = torch.arange(len(index), device=index.device).repeat_interleave(index[:1].numel())
+    return without_padding(Lookup(sample, index.flatten(), grad.reshape(-1, grad.shape[-1]), sparse), padding)
+
+
+def bags(
+    index: Tensor,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    grad: Tensor,
+    mean: bool,
+    padding: int | None,
+    sparse: bool,
+) -> Lookup:
+    """The lookups of bags: each bag is a sample, and its gradient goes to all that is in it."""
+    if offsets is None:
+        bag = torch.arange(len(index), device=index.device).repeat_interleave(index[:1].numel())
+    else:
+        positions = torch.arange(len(index), device=index.device)
+        bag = torch.searchsorted(offsets, positions, right=True) - 1
+    share = torch.ones(bag.shape, dtype=grad.dtype, device=grad.device)
+    if weights is not None:
+        share = weights.flatten().to(grad.dtype)
+    kept = without_padding(Lookup(bag, index.flatten(), share[:, None], sparse), padding)
+    share = kept.grads
+    if mean:
+        share = share / torch.bincount(kept.sample, minlength=len(grad))[kept.sample][:, None]
+    return kept._replace(grads=grad[kept.sample] * share)
+
+
+def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
+    """The padding row gets no gradient."""
+    if padding is None:
+        return lookup
+    keep = lookup.row != padding
+    return Lookup(lookup.sample[keep], lookup.row[keep], lookup.grads[keep], lookup.sparse)
+
 
 Layout = Callable[[Tensor], Tensor]
+
+
 """Brings the axis of the samples to the front."""
 
+
 Build = Callable[[Tensor], Term]
+
+
 """Makes a term of the gradient of the function's output."""
 
 
@@ -227,5 +322,7 @@ HANDLERS: dict[Any, Callable[..., Capture]] = {
     F.group_norm: group_norm,
     F.batch_norm: batch_norm,
 }
+
+
 if hasattr(F, "rms_norm"):
     HANDLERS[F.rms_norm] = rms_norm

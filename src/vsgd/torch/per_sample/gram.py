@@ -7,10 +7,9 @@ from itertools import chain, pairwise
 import torch
 from torch import Tensor
 
-from vsgd.torch.samples.check import placed_total
-from vsgd.torch.samples.reduce import TILE, covering, replayed_grads, single_factors, slices
-from vsgd.torch.samples.replay import Call
-from vsgd.torch.samples.terms import Lookup, Outer, Placed, Term, Terms, lookups_in, written_out
+from vsgd.torch.per_sample.fallback import Call
+from vsgd.torch.per_sample.reduce import TILE, covering, placed_total, replayed_grads, single_factors, slices
+from vsgd.torch.per_sample.terms import Lookup, Outer, Placed, Term, Terms, lookups_in, written_out
 
 
 def gram_matrix(terms: Terms, calls: list[Call], count: int) -> Tensor:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from vsgd.torch.samples.errors import SampleError
-from vsgd.torch.samples.sums import sum_dtype
+from vsgd.torch.per_sample.terms import SampleError, sum_dtype
 
 Grads = dict[Tensor, Tensor]
 

@@ -1,0 +1,397 @@
+"""Sums over samples, from their factors where possible, otherwise from gradients that are written out in tiles."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vsgd.eigenbasis import Basis, into
+from vsgd.jit import kept
+from vsgd.torch.per_sample.fallback import Call
+from vsgd.torch.per_sample.terms import (
+    Lookup,
+    Outer,
+    Placed,
+    Rows,
+    RowSums,
+    SampleError,
+    SampleSums,
+    Term,
+    Terms,
+    add_rows,
+    empty_sums,
+    lookups_in,
+    narrowed,
+    of_samples,
+    rotated,
+    stacked_rows,
+    sum_dtype,
+    total,
+    written_out,
+)
+
+WIDTH = 256
+
+
+"""Columns of a block. A constant, so that the compiler knows how far apart the halves of a packed row are."""
+
+
+DEPTH = 128
+
+
+"""Samples of a block. Two packed copies of WIDTH columns of each, 256 kB in all, stay in the second-level cache."""
+
+
+def accumulate(
+    inputs: Any,
+    grads: Any,
+    inputs_there: Any,
+    grads_there: Any,
+    grad_sq: Any,
+    diff_abs: Any,
+    diff_sq: Any,
+    first: int,
+    last: int,
+) -> None:
+    """Fill the rows first … last of the results. Inputs are samples × columns, grads are rows × samples.
+
+    Both inputs of a sample are packed side by side, and so are the sums, which leaves the compiler few enough
+    pointers to prove that nothing overlaps; otherwise it does not vectorise. Samples are taken four at a time, and
+    those whose output gradients are zero at both points (half of them behind a ReLU) are left out.
+    """
+    samples, columns = inputs.shape
+    packed = np.empty(DEPTH * 2 * WIDTH, inputs.dtype)
+    sums = np.empty(3 * WIDTH, inputs.dtype)
+    active = np.empty(DEPTH, np.int64)
+    for left in range(0, columns, WIDTH):
+        width = min(WIDTH, columns - left)
+        for top in range(0, samples, DEPTH):
+            depth = min(DEPTH, samples - top)
+            packed[:] = 0
+            for j in range(depth):
+                start = j * 2 * WIDTH
+                packed[start : start + width] = inputs[top + j, left : left + width]
+                packed[start + WIDTH : start + WIDTH + width] = inputs_there[top + j, left : left + width]
+            for row in range(first, last):
+                count = 0
+                for j in range(depth):
+                    # no branch, which would be mispredicted half the time
+                    active[count] = j
+                    count += (grads[row, top + j] != 0) | (grads_there[row, top + j] != 0)
+                sums[:] = 0
+                whole = count - count % 4
+                for k in range(0, whole, 4):
+                    j0, j1, j2, j3 = active[k], active[k + 1], active[k + 2], active[k + 3]
+                    b0, b1, b2, b3 = (
+                        grads[row, top + j0],
+                        grads[row, top + j1],
+                        grads[row, top + j2],
+                        grads[row, top + j3],
+                    )
+                    c0, c1, c2, c3 = (
+                        grads_there[row, top + j0],
+                        grads_there[row, top + j1],
+                        grads_there[row, top + j2],
+                        grads_there[row, top + j3],
+                    )
+                    a0 = packed[j0 * 2 * WIDTH : (j0 + 1) * 2 * WIDTH]
+                    a1 = packed[j1 * 2 * WIDTH : (j1 + 1) * 2 * WIDTH]
+                    a2 = packed[j2 * 2 * WIDTH : (j2 + 1) * 2 * WIDTH]
+                    a3 = packed[j3 * 2 * WIDTH : (j3 + 1) * 2 * WIDTH]
+                    for i in range(WIDTH):
+                        g0 = b0 * a0[i]
+                        d0 = g0 - c0 * a0[i + WIDTH]
+                        g1 = b1 * a1[i]
+                        d1 = g1 - c1 * a1[i + WIDTH]
+                        g2 = b2 * a2[i]
+                        d2 = g2 - c2 * a2[i + WIDTH]
+                        g3 = b3 * a3[i]
+                        d3 = g3 - c3 * a3[i + WIDTH]
+                        sums[i] += (g0 * g0 + g1 * g1) + (g2 * g2 + g3 * g3)
+                        sums[i + WIDTH] += (abs(d0) + abs(d1)) + (abs(d2) + abs(d3))
+                        sums[i + 2 * WIDTH] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
+                for k in range(whole, count):
+                    j0 = active[k]
+                    b0, c0 = grads[row, top + j0], grads_there[row, top + j0]
+                    a0 = packed[j0 * 2 * WIDTH : (j0 + 1) * 2 * WIDTH]
+                    for i in range(WIDTH):
+                        g0 = b0 * a0[i]
+                        d0 = g0 - c0 * a0[i + WIDTH]
+                        sums[i] += g0 * g0
+                        sums[i + WIDTH] += abs(d0)
+                        sums[i + 2 * WIDTH] += d0 * d0
+                window = slice(left, left + width)
+                if top == 0:
+                    grad_sq[row, window] = sums[:width]
+                    diff_abs[row, window] = sums[WIDTH : WIDTH + width]
+                    diff_sq[row, window] = sums[2 * WIDTH : 2 * WIDTH + width]
+                else:
+                    grad_sq[row, window] += sums[:width]
+                    diff_abs[row, window] += sums[WIDTH : WIDTH + width]
+                    diff_sq[row, window] += sums[2 * WIDTH : 2 * WIDTH + width]
+
+
+@functools.cache
+def pool(threads: int) -> ThreadPoolExecutor:
+    """Plain threads, as compiled code holds no lock: they cannot quarrel with torch's own, which idle meanwhile."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
+
+
+def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_there: Tensor) -> list[Tensor]:
+    """The three sums, rows × columns, for inputs n × columns and output gradients n × rows on the CPU."""
+    operands = [part.detach().contiguous().numpy() for part in (inputs, grads.t(), inputs_there, grads_there.t())]
+    rows = grads.shape[1]
+    results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype) for _ in range(3)]
+    arrays = [result.numpy() for result in results]
+    kernel, threads = kept(accumulate), torch.get_num_threads()
+    edges = [rows * k // threads for k in range(threads + 1)]
+
+    def fill(first: int, last: int) -> None:
+        kernel(*operands, *arrays, first, last)
+
+    if threads == 1:
+        fill(0, rows)
+    else:
+        list(pool(threads).map(fill, edges[:-1], edges[1:]))
+    return results
+
+
+def lookup_sums(table: Tensor, recordings: Sequence[Sequence[Lookup]]) -> SampleSums | RowSums:
+    """The sums of the rows of a table. A row's count is the number of samples that looked it up.
+
+    A sample may look a row up several times, in several places: its gradient is the sum over all of them, so the
+    pairs (sample, row) are collected first. Two recordings need not look up the same rows.
+    """
+    lookups = list(chain(*recordings))
+    pairs, place = torch.unique(
+        torch.cat([term.sample * len(table) + term.row for term in lookups]), return_inverse=True
+    )
+    places = iter(place.split([len(term.row) for term in lookups]))
+    rows, row_of_pair = torch.unique(pairs % len(table), return_inverse=True)
+
+    def collected(terms: Sequence[Lookup]) -> Tensor:
+        grads = lookups[0].grads.new_zeros(len(pairs), *table.shape[1:])
+        for term in terms:
+            grads.index_add_(0, next(places), term.grads)
+        return grads
+
+    def by_row(values: Tensor) -> Tensor:
+        return values.new_zeros(len(rows), *values.shape[1:]).index_add_(0, row_of_pair, values)
+
+    grads = [collected(terms) for terms in recordings]
+    count = by_row(torch.ones_like(grads[0][:, :1]))
+    touched = SampleSums(by_row(grads[0].square()), None, None, count)
+    if len(grads) > 1:
+        diff = (grads[0] - grads[1]).abs()
+        touched = touched._replace(diff_abs=by_row(diff), diff_sq=by_row(diff.square()))
+    return RowSums(rows, touched) if all(term.sparse for term in lookups) else spread(table, rows, touched)
+
+
+def spread(table: Tensor, rows: Tensor, touched: SampleSums) -> SampleSums:
+    """The sums of the touched rows, as sums of the whole table."""
+    whole = empty_sums(table, pair=touched.diff_abs is not None)
+    whole = whole._replace(count=whole.grad_sq.new_zeros(len(table), 1))
+    for target, values in zip(whole, touched, strict=True):
+        if target is not None and values is not None:
+            target[rows] = values
+    return whole
+
+
+TILE = 2**20
+
+
+"""Numbers in a temporary, whatever the sizes of the batch and of the parameter. A handful live at once."""
+
+
+def parameter_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int) -> SampleSums | RowSums:
+    """The sums of one parameter, from its terms in the first and, if there was one, the second recording."""
+    placed = list(chain(*terms))
+    if all(isinstance(item.term, Lookup) for item in placed):
+        return lookup_sums(param, [lookups_in(one) for one in terms])
+    # uses of parts of a parameter may overlap, as when attention is called with and without a separate query
+    edges = sorted({0, len(param), *(edge for item in placed for edge in (item.lo, item.hi))})
+    blocks = []
+    for lo, hi in pairwise(edges):
+        parts = [covering(one, lo, hi) for one in terms]
+        blocks.append(products(parts) or tiles(param[lo:hi], parts, count))
+    return stacked_rows(blocks, param.shape)
+
+
+def rotated_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int, basis: Basis) -> SampleSums | RowSums:
+    """`parameter_sums` in the coordinates of a basis: by rotated factors, or else by rotated gradients of samples."""
+    rows = len(param)
+    factors = [[rotated(item, rows, basis) for item in one] for one in terms]
+    if all(item is not None for one in factors for item in one):
+        return parameter_sums(param, factors, count)  # type: ignore[arg-type]
+    sums = empty_sums(param, pair=len(terms) > 1)
+    columns = param[0].numel()
+    for samples in slices(count, TILE // max(1, param.numel())):
+        length = samples.stop - samples.start
+        written = []
+        for one in terms:
+            grads = sums.grad_sq.new_zeros(length, rows, columns)
+            for lo, hi, term in one:
+                grads[:, lo:hi] += written_out(term, samples, columns)(slice(0, hi - lo))
+            written.append(into(grads, basis).clone())
+        add_rows(sums, ..., of_samples(*written))
+    return sums
+
+
+def covering(placed: Sequence[Placed], lo: int, hi: int) -> list[Term]:
+    """What the terms have to say on the rows lo … hi, between two edges."""
+    return [narrowed(item, lo, hi) for item in placed if item.lo <= lo and hi <= item.hi]
+
+
+def products(terms: list[list[Term]]) -> SampleSums | None:
+    """One outer product a sample: nothing has to be written out at all. None if it is not that simple."""
+    factors = [pair for pair in map(single_factors, terms) if pair is not None]
+    if len(factors) < len(terms):
+        return None
+    if len(factors) > 1:
+        grad_sq, diff_abs, diff_sq = summed_products(*factors[0], *factors[1])
+        return SampleSums(grad_sq, diff_abs, diff_sq, count=None)
+    inputs, grads = factors[0]
+    return SampleSums(grads.square().t() @ inputs.square(), None, None, None)
+
+
+def single_factors(terms: list[Term]) -> tuple[Tensor, Tensor] | None:
+    """Inputs n × columns and output gradients n × rows, if that is all there is, where the compiled loop can go."""
+    if len(terms) != 1 or not isinstance(terms[0], Outer) or terms[0].unfold is not None:
+        return None
+    inputs, grads = terms[0].inputs, terms[0].grads
+    if inputs.shape[1:3] != (1, 1) or inputs.device.type != "cpu":
+        return None
+    return inputs[:, 0, 0], grads[:, 0, :, 0]
+
+
+def tiles(block: Tensor, terms: list[list[Term]], count: int) -> SampleSums:
+    """The general way: write the samples' gradients out tile by tile, and add each tile up."""
+    sums = empty_sums(block, pair=len(terms) > 1)
+    rows, columns = len(block), block[:1].numel()
+    grouped = any(isinstance(term, Outer) and term.grads.shape[1] > 1 for term in chain(*terms))
+    needed = max([rows * columns if grouped else columns, *(unfolded_size(term) for term in chain(*terms))])
+    for samples in slices(count, TILE // max(1, needed)):
+        length = samples.stop - samples.start
+        ready = [[written_out(term, samples, columns) for term in one] for one in terms]
+        for part in slices(rows, rows if grouped else TILE // max(1, columns * length)):
+            shape = (length, part.stop - part.start, columns)
+            add_rows(sums, part, of_samples(*(added_up(one, part, shape, sums.grad_sq) for one in ready)))
+    return sums
+
+
+def added_up(writers: list[Rows], part: slice, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A tile of the gradient, which is the sum over the uses of a parameter, as a fresh tensor."""
+    tile = like.new_zeros(shape)
+    for rows in writers:
+        tile += rows(part)
+    return tile
+
+
+def replayed_sums(
+    params: list[Tensor],
+    recordings: list[tuple[Terms, list[Call]]],
+    count: int,
+    factor: float,
+    bases: dict[Tensor, Basis],
+) -> dict[Tensor, SampleSums | RowSums]:
+    """The sums of parameters of module calls that have to be replayed, some samples at a time."""
+    sums = {param: empty_sums(param, pair=len(recordings) > 1) for param in params}
+    for samples in slices(count, TILE // max(1, sum(param.numel() for param in params))):
+        written = [replayed_grads(params, terms, calls, samples) for terms, calls in recordings]
+        for param in params:
+            scaled = [grads[param].mul_(factor) for grads in written]
+            if param in bases:
+                scaled = [into(grads.flatten(2), bases[param]).view_as(grads).clone() for grads in scaled]
+            add_rows(sums[param], ..., of_samples(*scaled))
+    return dict(sums)
+
+
+def replayed_grads(params: list[Tensor], terms: Terms, calls: list[Call], samples: slice) -> dict[Tensor, Tensor]:
+    """Gradients of some samples, from replays and from all else that the parameters go into."""
+    length = samples.stop - samples.start
+    grads = {p: torch.zeros(length, *p.shape, dtype=sum_dtype(p.dtype), device=p.device) for p in params}
+    for call in calls:
+        for param, part in call.sample_grads(samples).items():
+            grads[param] += part
+    for param in params:
+        for lo, hi, term in terms.get(param, []):
+            block = grads[param][:, lo:hi]
+            block += written_out(term, samples, block[:1, :1].numel())(slice(0, hi - lo)).view_as(block)
+    return grads
+
+
+def unfolded_size(term: Term) -> int:
+    """How many numbers the unfolded inputs of one sample are."""
+    if not isinstance(term, Outer) or term.unfold is None:
+        return 0
+    return term.unfold(term.inputs[:1]).numel()
+
+
+def slices(length: int, step: int) -> Iterator[slice]:
+    """Cut a length into steps, of one at least."""
+    step = max(1, step)
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+ROUNDING = 30.0
+
+
+"""How many machine epsilons of the largest gradient in the model a gradient that cancels to zero may be off."""
+
+
+def check_totals(
+    terms: Terms,
+    calls: list[Call],
+    count: int,
+    received: dict[Tensor, Tensor | None],
+    names: dict[Tensor, str],
+    epsilon: float,
+) -> None:
+    """Raise unless Σ_j g_j is the gradient, for every parameter that received one."""
+    expected = {param: grad for param, grad in received.items() if grad is not None}
+    replays = replayed_totals(terms, calls, count)
+    largest = max((largest_of(grad) for grad in expected.values()), default=0.0)
+    for param, grad in expected.items():
+        found = replays[param] if param in replays else placed_total(param, terms[param], grad.is_sparse)
+        off, size = largest_of(grad - found), largest_of(grad)
+        eps = max(epsilon, torch.finfo(param.dtype).eps)
+        if off > math.sqrt(eps) * size + ROUNDING * eps * largest:
+            raise SampleError(
+                f"the recorded samples of parameter {names[param]!r} do not add up to its gradient (off by {off:.3g} "
+                f"of {size:.3g}): something used the parameter unseen, changed its gradient on the way or mixed the "
+                "samples; look for gradient hooks and custom autograd functions"
+            )
+
+
+def placed_total(param: Tensor, placed: list[Placed], sparse: bool) -> Tensor:
+    if sparse and all(isinstance(item.term, Lookup) for item in placed):
+        return torch.stack([total(item.term, param.shape) for item in placed]).sum(0)
+    whole = torch.zeros_like(param)
+    for lo, hi, term in placed:
+        part = total(term, whole[lo:hi].shape)
+        whole[lo:hi] += part.to_dense() if part.is_sparse else part
+    return whole
+
+
+def replayed_totals(terms: Terms, calls: list[Call], count: int) -> dict[Tensor, Tensor]:
+    params = list(dict.fromkeys(param for call in calls for param in call.params))
+    totals = {param: torch.zeros_like(param) for param in params}
+    for samples in slices(count, TILE // max(1, sum(param.numel() for param in params))) if params else ():
+        for param, grads in replayed_grads(params, terms, calls, samples).items():
+            totals[param] += grads.sum(0)
+    return totals
+
+
+def largest_of(tensor: Tensor) -> float:
+    """The largest magnitude; NaN and infinity are for the caller of the recorder to notice, not a sign of mistakes."""
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    return float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0

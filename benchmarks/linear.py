@@ -64,7 +64,7 @@ def zeros_of_l1() -> None:
     X, y = load_breast_cancer(return_X_y=True)
     X = scale(X)
     for alpha in (1e-3, 1e-2):
-        exact = LogisticRegression(l1_ratio=1, C=1 / (alpha * len(y)), solver="saga", tol=1e-5, max_iter=20_000)
+        exact = LogisticRegression(l1_ratio=1, C=1 / (alpha * len(y)), solver="saga", tol=1e-8, max_iter=50_000)
         model = VSGDClassifier(penalty="l1", alpha=alpha, random_state=0).fit(X, y)
         zeros, expected = np.sum(model.coef_ == 0), np.sum(exact.fit(X, y).coef_ == 0)
         print(f"breast cancer, L1, alpha={alpha:g}: {zeros} zeros, {expected} in the exact solution", flush=True)

@@ -17,11 +17,13 @@ import pytest
 from command import refuses, succeeds, vsgd
 from limits import measured, refused
 
+from vsgd.algorithms.columns import COLUMNS
 from vsgd.errors import UserError
 from vsgd.files import parquet, sources, storage, svmlight
 from vsgd.files.cells import BadRow
 from vsgd.files.tables import open_table
 from vsgd.files.targets import MAX_CLASSES, classes_of
+from vsgd.linear import CLASSIFICATION, Task, new_model
 
 MEGABYTE = 1 << 20
 
@@ -269,10 +271,17 @@ class TestModelFiles:
     def test_a_model_is_limited_in_size(self, tmp_path):
         (tmp_path / "d.svm").write_text("1 1:1\n2 99999999:1\n")
         words = ["fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz"]
-        assert "100,000,001 columns" in refuses(*words, saying="takes 6.4 GB, and 4 GB is the limit (--max-model-gb)")
+        assert "100,000,001 columns" in refuses(*words, saying="takes 12 GB, and 4 GB is the limit (--max-model-gb)")
         (tmp_path / "d.svm").write_text("1 1:1\n2 999:1\n")
         refuses(*words, "--max-model-gb", 1e-5, saying="the limit")
-        succeeds(*words, "--max-model-gb", 1e-4, "--passes", 1)
+        refuses(*words, "--max-model-gb", 1e-4, saying="takes 0.00012 GB")
+        succeeds(*words, "--max-model-gb", 1.3e-4, "--passes", 1)
+
+    @pytest.mark.parametrize("outputs", [1, 3])
+    def test_the_size_of_a_model_is_that_of_its_arrays(self, outputs):
+        task = Task(CLASSIFICATION["log_loss"])
+        model = new_model(1000, outputs, task, COLUMNS, seed=0)
+        assert storage.model_bytes(1000, outputs) == sum(array.nbytes for array in model)
 
     def test_more_classes_than_the_limit(self, tmp_path):
         (tmp_path / "d.svm").write_text("".join(f"{i} 1:1\n" for i in range(MAX_CLASSES + 1)))

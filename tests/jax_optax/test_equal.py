@@ -11,7 +11,7 @@ import reference
 import torch
 from steps import batches, flat, new_params, squared_error
 from torch import nn
-from vsgd.tensors import probe_seed
+from vsgd.algorithms.strategy import probe_seed
 
 import vsgd
 import vsgd.optax

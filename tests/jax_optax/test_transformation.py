@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from steps import batches, flat, new_params, squared_error, step_of
-from vsgd.tensors import Totals
+from vsgd.algorithms.strategy import Totals
 
 import vsgd.optax
 from vsgd import COLUMNS, NETWORKS, PAPER

@@ -23,7 +23,7 @@ from vsgd.files.sources import BLOCK
 from vsgd.linear import Model
 from vsgd.linear.gate import Expected, description_of
 from vsgd.linear.losses import CLASSIFICATION, EXPONENTIAL_LINK, REGRESSION, Task
-from vsgd.linear.model import FIELDS, aligned_zeros
+from vsgd.linear.model import aligned_zeros
 from vsgd.linear.penalties import penalty_weights
 
 VERSION = 5
@@ -109,7 +109,9 @@ def available_memory() -> float:
 
 
 def model_bytes(columns: int, outputs: int) -> int:
-    return 8 * FIELDS * columns * outputs
+    """Return the bytes of the arrays of a model."""
+    arrays = description_of(columns, outputs, averaged=False).values()
+    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays)
 
 
 def header_of(trained: Trained) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vsgd.linear.losses import Task
-from vsgd.linear.minibatch import Workspace
+from vsgd.linear.minibatch import NO_SLOT, ROUNDING, Workspace
 from vsgd.linear.model import (
     CENTER,
     COLUMN_MAX,
@@ -31,9 +31,6 @@ from vsgd.linear.rows import Rows
 
 MIN_FREQUENCY = 0.25
 """A column is centered if it is non-zero in at least this fraction of the rows."""
-
-ROUNDING = 1e-10
-"""A distance to the center below this fraction of it is rounding: the column is constant."""
 
 
 def observe(model: Model, rows: Rows, batch: Any) -> None:
@@ -91,35 +88,18 @@ def move_centers(model: Model, task: Task) -> None:
 
 
 def list_centered(model: Model, task: Task, work: Workspace) -> None:
-    """List the columns that have a center."""
-    count = 0
+    """Give the columns with a center the first slots."""
+    for s in range(work.centered[0]):
+        work.slot_of[work.column[s]] = NO_SLOT
+    count = np.uint32(0)
     if task.center:
         for j in range(model.table.shape[0] - 1):
             if model.columns[j, CENTER] != 0:
-                work.centered[count] = j
-                count += 1
-    work.centered_count[0] = count
-
-
-def center_entries(model: Model, slots: int, rows: int, work: Workspace) -> None:
-    """Subtract the centers from the elements of the minibatch."""
-    count = work.centered_count[0]
-    if count == 0:
-        return
-    work.center[:slots] = 0.0
-    for n in range(count):
-        column = work.centered[n]
-        work.center[work.slot_of[column]] = model.columns[column, CENTER]
-        work.column_max[work.slot_of[column]] = 0.0
-    for e in range(work.row_end[rows]):
-        slot = work.entry_slot[e]
-        center = work.center[slot]
-        if center != 0:
-            x = work.entry_value[e] - center
-            if abs(x) <= ROUNDING * abs(center):
-                x = 0.0
-            work.entry_value[e] = x
-            work.column_max[slot] = max(work.column_max[slot], abs(x))
+                work.slot_of[j] = count
+                work.column[count] = j
+                work.center[count] = model.columns[j, CENTER]
+                count = np.uint32(count + np.uint32(1))
+    work.centered[0] = count
 
 
 def most_centered(model: Model, rows: Rows) -> int:

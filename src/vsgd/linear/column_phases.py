@@ -12,7 +12,7 @@ import numpy as np
 from vsgd.algorithms import columns
 from vsgd.core import curvature
 from vsgd.linear.evidence import deviations, sum_over_rows
-from vsgd.linear.kernel import evaluate, update_column_max
+from vsgd.linear.kernel import update_column_max
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import Workspace, add_sample, state_of
 from vsgd.linear.model import BATCHES, COLUMN_MAX, CURVATURE, SEED, THETA, WEIGHT, Model
@@ -29,8 +29,9 @@ def rescale_grown_columns(slots: int, work: Workspace) -> None:
     """
     state = work.state
     outputs = np.uint64(work.margin.shape[1])
-    for s in range(np.uint64(slots)):
-        for c in range(s * outputs, (s + np.uint64(1)) * outputs):
+    for k in range(outputs):
+        for s in range(np.uint64(slots)):
+            c = s * outputs + k
             if work.column_max[s] > state[COLUMN_MAX, c]:
                 state[THETA, c] *= state[COLUMN_MAX, c] / work.column_max[s]
 
@@ -50,6 +51,24 @@ def choose_probes(coordinates: int, config: columns.Columns, work: Workspace) ->
         work.delta[c] = columns.probe(state_of(work, c), work.samples[c], work.state[COLUMN_MAX, c], config)
 
 
+def evaluate_rows(batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
+    """Outputs of the rows, slopes of their losses, and Σ |x| δ over each row. Returns the total loss."""
+    entry_slot, entry_value, theta, delta = work.entry_slot, work.entry_value, work.state[THETA], work.delta
+    outputs = np.uint64(work.margin.shape[1])
+    loss = 0.0
+    for i in range(len(batch)):
+        for k in range(outputs):
+            margin, norm = 0.0, 0.0
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                c = entry_slot[e] * outputs + k
+                margin += entry_value[e] * theta[c]
+                norm += abs(entry_value[e]) * delta[c]
+            work.margin[i, k] = margin
+            work.row_probe_norm[i, k] = norm
+        loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.slope)
+    return loss
+
+
 def probe_rows(
     model: Model,
     unit: float,
@@ -60,12 +79,11 @@ def probe_rows(
     config: columns.Columns,
     work: Workspace,
 ) -> None:
-    """Curvature of each row's loss in its output, probed at ± one unit of the output; and Σ |x| δ over the row.
+    """Curvature of each row's loss in its output, probed at ± one unit of the output.
 
     In regression the unit is the mean residual, or that of the row if it is larger. Random signs depend on the seed,
     the minibatch, the row's position in it and the output alone.
     """
-    entry_slot, entry_value = work.entry_slot, work.entry_value
     outputs = np.uint64(work.margin.shape[1])
     stream = np.uint64(model.progress[SEED]) + scramble(np.uint64(model.progress[BATCHES]))
     for i in range(len(batch)):
@@ -77,11 +95,7 @@ def probe_rows(
             work.margin[i, k] += size if bits & np.uint64(1) else -size
         slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.probed_slope)
         for k in range(outputs):
-            norm = 0.0
-            for e in range(work.row_end[i], work.row_end[i + 1]):
-                norm += abs(entry_value[e]) * work.delta[entry_slot[e] * outputs + k]
             slope = work.slope[i, k]
-            work.row_probe_norm[i, k] = norm
             work.curvature[i, k] = columns.damped(curvature(slope, work.probed_slope[i, k], size), slope, size, config)
 
 
@@ -123,12 +137,11 @@ def measure(
     """Sum gradients and curvatures over the samples; curvature is probed in the outputs. Returns the total loss."""
     rescale_grown_columns(slots, work)
     update_column_max(slots, work)
-    work.margin[:] = 0.0
-    loss = evaluate(work.state[THETA], batch, targets, weights, task, work, work.slope)
+    choose_probes(slots * work.margin.shape[1], config, work)
+    loss = evaluate_rows(batch, targets, weights, task, work)
     if task.evidence and task.fresh:
         deviations(batch, weights, model, work)
     unit = 1.0 if task.natural_unit else update_residual(model, batch, targets, work)
-    choose_probes(slots * work.margin.shape[1], config, work)
     probe_rows(model, unit, batch, targets, weights, task, config, work)
     sum_over_rows(batch, weights, model, task, work)
     floor_row_curvature(batch, model, weights, config, work)

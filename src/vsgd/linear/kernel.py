@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from vsgd.core import State
-from vsgd.linear.centering import center_entries, is_refresh_due, list_centered, move_centers, observe
+from vsgd.core import Moments, State
+from vsgd.linear.centering import is_refresh_due, list_centered, move_centers, observe
 from vsgd.linear.evidence import estimate_penalty, evidence_l2, penalizes_rare
 from vsgd.linear.losses import POISSON, Task, slopes
-from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_state, state_of, store
-from vsgd.linear.model import BATCHES, CENTER, COLUMN_MAX, ROWS, SEEN, THETA, Model
+from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_moments, set_state, state_of, store
+from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
 from vsgd.linear.penalty import shifted, side_of_kink, stop_at_zero, with_l2
 from vsgd.linear.rows import Rows
 
@@ -44,29 +44,32 @@ def update_column_max(slots: int, work: Workspace) -> None:
     """Update the largest |x| of each column."""
     state = work.state
     outputs = np.uint64(work.margin.shape[1])
-    for s in range(np.uint64(slots)):
-        for c in range(s * outputs, (s + np.uint64(1)) * outputs):
+    for k in range(outputs):
+        for s in range(np.uint64(slots)):
+            c = s * outputs + k
             state[COLUMN_MAX, c] = max(state[COLUMN_MAX, c], work.column_max[s])
-        work.column_max[s] = 0.0
+    work.column_max[:slots] = 0.0
 
 
 def average_moments(coordinates: int, work: Workspace) -> None:
     """Turn sums over the samples into means."""
-    moments = work.moments
     for c in range(np.uint64(coordinates)):
         weight = 1.0 / work.samples[c]
-        for field in range(4):
-            moments[field, c] *= weight
+        total = moments_of(work, c)
+        set_moments(
+            work,
+            c,
+            Moments(total.grad * weight, total.grad_sq * weight, total.curv * weight, total.curv_sq * weight),
+        )
 
 
 def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
     """Add L2 penalties to the moments, and set the weights of L1 penalties; the intercept has none."""
-    outputs = work.margin.shape[1]
-    only_centered = task.l1 + task.l2 == 0 and not penalizes_rare(model)
-    for s in range(slots):
+    outputs = np.uint64(work.margin.shape[1])
+    if task.l1 + task.l2 == 0 and not penalizes_rare(model):
+        slots = work.centered[0]
+    for s in range(np.uint64(slots)):
         column = work.column[s]
-        if only_centered and model.columns[column, CENTER] == 0:
-            continue
         has_penalty = column < len(work.slot_of) - 1 or not task.intercept
         for k in range(outputs):
             c = s * outputs + k
@@ -76,9 +79,7 @@ def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
             l2 = task.l2 * inverse_frequency
             if task.evidence and has_penalty:
                 l2 = evidence_l2(model, task, column, k, samples)
-            batch = with_l2(moments_of(work, c), work.state[THETA, c], l2)
-            for field in range(4):
-                work.moments[field, c] = batch[field]
+            set_moments(work, c, with_l2(moments_of(work, c), work.state[THETA, c], l2))
 
 
 def limit_steps(batch: Any, coordinates: int, model: Model, work: Workspace) -> None:
@@ -160,7 +161,6 @@ def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Call
             if task.center and task.loss >= POISSON:
                 start_at_mean(batch, targets, weights, model)
             slots = gather(rows, batch, task.intercept, work)
-            center_entries(model, slots, len(batch), work)
             coordinates = slots * model.table.shape[2]
             load(slots, model.table, work)
             loss += measure(batch, slots, model, targets, weights, task, config, work)

@@ -13,22 +13,25 @@ from vsgd.linear.rows import Rows
 NO_SLOT = np.uint32(2**32 - 1)
 """The slot of a column that is not in the minibatch."""
 
+ROUNDING = 1e-10
+"""A distance to the center below this fraction of it is rounding: the column is constant."""
+
 
 class Workspace(NamedTuple):
     """Buffers for one minibatch: a slot for each of its columns, an entry for each non-zero element.
 
-    A coordinate is one output of a slot. State and moments are stored field by field, so that the processor updates
-    several coordinates at a time.
+    A coordinate is one output of a slot. State is stored field by field, so that the processor updates several
+    coordinates at a time. Moments are stored coordinate by coordinate, so that a sample touches one cache line.
 
     Attributes:
         slot_of: the slot of each column, or `NO_SLOT`.
         column, count, column_max: per slot: its column, in how many rows it occurs, its largest |x| in the minibatch.
-        last_row, center: per slot: the last row that it occurs in, and the constant that is subtracted.
-        centered, centered_count: the columns with a center, and their number.
+        center: per slot with a center: the constant that is subtracted from the column.
+        centered: the number of columns with a center. They have the first slots, in every minibatch.
         theta_at: per coordinate: the index of its θ in the flattened table.
         state: fields × coordinates, as in the table.
         samples, delta, l1: per coordinate: the number of its samples, its probe offset δ, its weight of |θ|.
-        moments: 4 × coordinates: sums over the samples, then means.
+        moments: coordinates × 4, flattened: sums over the samples, then means.
         entry_slot, entry_value: per entry, row after row.
         row_end: index after the last entry of each row, preceded by 0.
         margin, slope, probed_slope: rows × outputs: the output, and the slope of the loss at θ and at the probe.
@@ -40,10 +43,8 @@ class Workspace(NamedTuple):
     column: Any
     count: Any
     column_max: Any
-    last_row: Any
     center: Any
     centered: Any
-    centered_count: Any
     theta_at: Any
     state: Any
     samples: Any
@@ -74,16 +75,14 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int, centered:
         column=np.empty(slots + 1, np.uint32),
         count=np.zeros(slots),
         column_max=np.zeros(slots),
-        last_row=np.zeros(slots, np.int64),
-        center=np.zeros(slots),
-        centered=np.empty(columns, np.uint32),
-        centered_count=np.zeros(1, np.int64),
+        center=np.empty(slots),
+        centered=np.zeros(1, np.uint32),
         theta_at=np.empty(slots * outputs, np.uint64),
         state=np.empty((FIELDS, slots * outputs)),
         samples=np.empty(slots * outputs),
         delta=np.empty(slots * outputs),
         l1=np.zeros(slots * outputs),
-        moments=np.empty((4, slots * outputs)),
+        moments=np.empty(4 * slots * outputs),
         entry_slot=np.empty(entries, np.uint32),
         entry_value=np.empty(entries),
         row_end=np.zeros(batch_size + 1, np.uint64),
@@ -96,20 +95,24 @@ def workspace(rows: Rows, columns: int, outputs: int, batch_size: int, centered:
     )
 
 
-def enter(column: Any, x: float, row: int, entry: Any, slots: Any, work: Workspace) -> Any:
-    """Append one element; a column seen for the first time gets the next slot. Returns the number of slots used.
+def distance(x: float, center: float) -> float:
+    """Return x − center, or 0 if that is rounding."""
+    difference = x - center
+    return 0.0 if abs(difference) <= ROUNDING * abs(center) else difference
+
+
+def enter(column: Any, slot: Any, x: float, entry: Any, slots: Any, work: Workspace) -> Any:
+    """Append one element; a column without a slot gets the next one. Returns the number of slots used.
 
     There is no branch, since the processor could not predict it: what is written to the next slot in vain will be
     overwritten.
     """
-    slot = work.slot_of[column]
     is_new = slot == NO_SLOT
     slot = slots if is_new else slot
     work.slot_of[column] = slot
     work.column[slots] = column
     work.count[slot] += 1.0
     work.column_max[slot] = max(work.column_max[slot], abs(x))
-    work.last_row[slot] = row
     work.entry_slot[entry] = slot
     work.entry_value[entry] = x
     return np.uint32(slots + np.uint32(is_new))
@@ -118,29 +121,38 @@ def enter(column: Any, x: float, row: int, entry: Any, slots: Any, work: Workspa
 def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
     """Collect the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
 
-    Columns with a center have an element in every row, zero or not. Returns the number of slots used.
+    Columns with a center have an entry in every row, zero or not, before all others. Returns the number of slots used.
     """
-    slots = np.uint32(0)
+    slots = work.centered[0]
+    centered = np.uint64(slots)
+    constant = np.uint32(len(work.slot_of) - 1)
     entry = np.uint64(0)
     for i in range(len(batch)):
         row = batch[i]
         length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]
         values = rows.data[data_start : data_start + length]
         columns = rows.indices[index_start : index_start + length]
+        first = entry
+        entry += centered
+        for s in range(centered):
+            work.entry_slot[first + s] = s
+            work.entry_value[first + s] = -work.center[s]
         for t in range(length):
             if values[t] != 0:
-                slots = enter(np.uint32(columns[t]), float(values[t]), i, entry, slots, work)
-                entry += np.uint64(1)
+                column, x = np.uint32(columns[t]), float(values[t])
+                slot = work.slot_of[column]
+                if slot < centered:
+                    work.entry_value[first + np.uint64(slot)] = distance(x, work.center[slot])
+                else:
+                    slots = enter(column, slot, x, entry, slots, work)
+                    entry += np.uint64(1)
+        for s in range(centered):
+            work.column_max[s] = max(work.column_max[s], abs(work.entry_value[first + s]))
         if intercept:
-            slots = enter(np.uint32(len(work.slot_of) - 1), 1.0, i, entry, slots, work)
+            slots = enter(constant, work.slot_of[constant], 1.0, entry, slots, work)
             entry += np.uint64(1)
-        for n in range(work.centered_count[0]):
-            column = work.centered[n]
-            slot = work.slot_of[column]
-            if slot == NO_SLOT or work.last_row[slot] != i:
-                slots = enter(column, 0.0, i, entry, slots, work)
-                entry += np.uint64(1)
         work.row_end[i + 1] = entry
+    work.count[:centered] = len(batch)
     return int(slots)
 
 
@@ -153,12 +165,12 @@ def load(slots: int, table: Any, work: Workspace) -> None:
     coordinates = slots * outputs
     state, theta_at, samples = work.state, work.theta_at, work.samples
     flat = table.reshape(-1)
-    for s in range(np.uint64(slots)):
-        column = work.column[s]
-        work.slot_of[column] = NO_SLOT
-        for k in range(np.uint64(outputs)):
+    for s in range(np.uint64(work.centered[0]), np.uint64(slots)):
+        work.slot_of[work.column[s]] = NO_SLOT
+    for k in range(np.uint64(outputs)):
+        for s in range(np.uint64(slots)):
             coordinate = s * np.uint64(outputs) + k
-            theta_at[coordinate] = column * np.uint64(FIELDS * outputs) + k
+            theta_at[coordinate] = work.column[s] * np.uint64(FIELDS * outputs) + k
             samples[coordinate] = work.count[s]
     work.count[:slots] = 0.0
     for c in range(np.uint64(coordinates)):
@@ -167,8 +179,7 @@ def load(slots: int, table: Any, work: Workspace) -> None:
         first = theta_at[c]
         for field in range(GRAD, FIELDS):
             state[field, c] = flat[first + np.uint64(field * outputs)]
-    for field in range(4):
-        work.moments[field, :coordinates] = 0.0
+    work.moments[: 4 * coordinates] = 0.0
 
 
 def store(coordinates: int, table: Any, work: Workspace) -> None:
@@ -204,14 +215,28 @@ def set_state(work: Workspace, c: Any, theta: float, new: State) -> None:
 
 def moments_of(work: Workspace, c: Any) -> Moments:
     """The moments of a coordinate over the minibatch."""
-    moments = work.moments
-    return Moments(grad=moments[0, c], grad_sq=moments[1, c], curv=moments[2, c], curv_sq=moments[3, c])
+    moments, first = work.moments, np.uint64(4) * c
+    return Moments(
+        grad=moments[first],
+        grad_sq=moments[first + np.uint64(1)],
+        curv=moments[first + np.uint64(2)],
+        curv_sq=moments[first + np.uint64(3)],
+    )
+
+
+def set_moments(work: Workspace, c: Any, new: Moments) -> None:
+    """Replace the moments of a coordinate."""
+    moments, first = work.moments, np.uint64(4) * c
+    moments[first] = new.grad
+    moments[first + np.uint64(1)] = new.grad_sq
+    moments[first + np.uint64(2)] = new.curv
+    moments[first + np.uint64(3)] = new.curv_sq
 
 
 def add_sample(work: Workspace, c: Any, grad: float, curv: float) -> None:
     """Add the gradient and the curvature of one sample to the sums of a coordinate."""
-    moments = work.moments
-    moments[0, c] += grad
-    moments[1, c] += grad * grad
-    moments[2, c] += curv
-    moments[3, c] += curv * curv
+    moments, first = work.moments, np.uint64(4) * c
+    moments[first] += grad
+    moments[first + np.uint64(1)] += grad * grad
+    moments[first + np.uint64(2)] += curv
+    moments[first + np.uint64(3)] += curv * curv

@@ -117,6 +117,12 @@ def coefficients(model: Model, task: Task) -> Any:
     return theta
 
 
+def margins_of(X: Any, theta: Any) -> Any:
+    """Outputs of the rows of X, samples × outputs; `theta` has a row more than X has columns if it has an intercept."""
+    features = X.shape[1]
+    return np.ascontiguousarray(X @ theta[:features]) + theta[features:].sum(axis=0)
+
+
 def learning_rates(model: Model, options: Columns | Paper) -> Any:
     """η* of every coordinate for one more sample; 0 during its bootstrap."""
     mean = Moments(*(model.table[:, field] for field in range(GRAD, CURV_SQ + 1)))
@@ -132,12 +138,17 @@ def mostly_learns(model: Model, options: Columns | Paper) -> bool:
     return bool(seen[seen >= bootstrap].sum() > seen.sum() / 2)
 
 
+def total_loss(margins: Any, targets: Any, weights: Any, task: Task, slope: Any) -> float:
+    """Return the loss of all rows at these margins, samples × outputs; slopes are written to `slope`. Compiled."""
+    loss = 0.0
+    for i in range(len(targets)):
+        loss += slopes(task, margins, i, targets[i], weights[i], slope)
+    return loss
+
+
 def mean_loss(margins: Any, targets: Any, weights: Any, task: Task) -> float:
-    """The mean loss at these margins, samples × outputs."""
-    out = np.empty_like(margins)
-    loss_of = kept(slopes)
-    total = sum(loss_of(task, margins, i, targets[i], weights[i], out) for i in range(len(targets)))
-    return float(total / weights.sum())
+    """Return the mean loss at these margins, samples × outputs."""
+    return float(kept(total_loss)(margins, targets, weights, task, np.empty_like(margins)) / weights.sum())
 
 
 class Patience:

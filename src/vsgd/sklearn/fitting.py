@@ -24,7 +24,8 @@ from vsgd.algorithms.columns import COLUMNS, Columns
 from vsgd.linear import Model, Task, Training, as_rows, distinct, learning_rates, new_model, train_on
 from vsgd.linear.model import FIELDS, ROWS, THETA, aligned_zeros
 from vsgd.linear.penalties import PENALTIES, penalty_weights
-from vsgd.linear.training import Patience, coefficients, mean_loss, mostly_learns, orders
+from vsgd.linear.refine import refine
+from vsgd.linear.training import Patience, coefficients, margins_of, mean_loss, mostly_learns, orders
 
 cores = functools.cache(cpu_count)
 
@@ -136,6 +137,12 @@ def model_to_train(estimator: Any, outputs: int, training: Training, keep: bool)
     return model, rng
 
 
+def has_optimum(estimator: Any, training: Training) -> bool:
+    """Return whether `fit` ends at the optimum of its objective: under L1, unless the arguments end it earlier."""
+    ends_early = estimator.tol is None or estimator.early_stopping
+    return training.task.l1 > 0 and isinstance(training.options, Columns) and not ends_early
+
+
 def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int, training: Training) -> None:
     """Many passes over the distinct samples, shuffled each time, until the loss no longer falls."""
     model, rng = model_to_train(estimator, outputs, training, keep=estimator.warm_start)
@@ -164,7 +171,7 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
         task = training.task._replace(fresh=fresh and epoch == 1, data_rows=len(learn_from))
         loss = train_on(model, rows, order, targets, merged, replace(training, task=task))
         if estimator.early_stopping:
-            at = margins(model, X[held_out], training.task)
+            at = margins_of(X[held_out], coefficients(model, training.task))
             loss = mean_loss(at, targets[held_out], merged[held_out], training.task)
         estimator.loss_curve_.append(loss)
         passes.set_postfix(loss=f"{loss:.4g}")
@@ -172,6 +179,8 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
             stopped = True
             break
     passes.close()
+    if has_optimum(estimator, training) and stopped:
+        refine(model, sparse.csc_matrix(X[learn_from]), targets[learn_from], merged[learn_from], training.task)
     publish(estimator, model, training)
     if not stopped:
         warnings.warn(
@@ -188,12 +197,6 @@ def fit_once(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int, t
     if len(order):
         estimator.loss_curve_.append(train_on(model, as_rows(X), order, targets, weights, training))
     publish(estimator, model, training)
-
-
-def margins(model: Model, X: Any, task: Task) -> Any:
-    theta = coefficients(model, task)
-    features = X.shape[1]
-    return np.ascontiguousarray(X @ theta[:features]) + theta[features:].sum(axis=0)
 
 
 def publish(estimator: Any, model: Model, training: Training) -> None:

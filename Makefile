@@ -7,7 +7,7 @@ TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
 UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run docs docs-site results results-train pages test test-all test-flaky fuzz bench lint dist pythons clean
+.PHONY: run docs docs-site results results-train pages test test-all test-device test-flaky fuzz bench lint dist pythons clean
 
 run: $(VENV)/.run  ## reproduce the paper: report/index.html
 	$(BIN)/vsgd figures --out report
@@ -39,9 +39,14 @@ docs-site: $(VENV)/.test run  ## the site with guides, API reference and tutoria
 
 test: lint  ## everything but the slow tests, with the same random cases each time
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci
+	$(MAKE) --no-print-directory test-device
 
 test-all: lint  ## the slow tests too, with new random cases
 	$(BIN)/pytest -q
+	$(MAKE) --no-print-directory test-device
+
+test-device: $(VENV)/.test  ## tests on a simulated accelerator, in processes of their own
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/device
 
 test-flaky: $(VENV)/.test  ## twenty rounds of the timing-sensitive tests with all cores busy
 	scripts/test_flaky.sh 20 $(BIN)/pytest

@@ -85,6 +85,11 @@ def larger(a: Array, b: Array) -> Array:
     return a + (b > a) * (b - a)
 
 
+def select(condition: Array, value: Array, otherwise: Array) -> Array:
+    """Return `value` where the condition holds, elsewhere `otherwise`; both must be finite."""
+    return condition * value + (condition == 0) * otherwise
+
+
 def clip(value: Array, limit: Array) -> Array:
     """The value, or ± limit if it is further from zero."""
     return value + (value > limit) * (limit - value) - (value < -limit) * (limit + value)

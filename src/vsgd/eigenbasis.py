@@ -89,26 +89,26 @@ def _right(values: Array, q: Array) -> Array:
     return (blocks @ q).swapaxes(-3, -2).reshape(values.shape)
 
 
-def observes(steps: Array) -> Array:
-    """Do the covariances take in the gradient of a step, when there were so many `steps` before it?"""
+def is_covariance_step(steps: Array) -> Array:
+    """Return whether the covariances take in the gradient of a step that has `steps` before it."""
     return (steps < FIRST_STEPS) | (steps % OBSERVE_INTERVAL == 0)
 
 
-def turns(steps: Array) -> Array:
-    """Does the basis turn after that step? Only where covariances take it in."""
+def is_refresh_step(steps: Array) -> Array:
+    """Return whether the basis is rotated after that step; it is then also a covariance step."""
     return (steps < FIRST_STEPS) | (steps % REFRESH_INTERVAL == 0)
 
 
-def observed(cov: Array, side: Array, steps: Array) -> Array:
-    """A covariance after a gradient has entered it, as a matrix whose rows are its side; `steps` came before it."""
+def updated_covariance(cov: Array, side: Array, steps: Array) -> Array:
+    """Return a covariance after a gradient, as a matrix whose rows are its side, has entered; `steps` came before."""
     usual = (steps < FIRST_STEPS) * (1 - DECAY) + (steps >= FIRST_STEPS) * (1 - DECAY**OBSERVE_INTERVAL)
     plain = 1 / (steps + 1)
     rows = side.reshape(len(cov), -1, side.shape[-1])
     return ema(cov, rows @ rows.mT, (plain > usual) * plain + (plain <= usual) * usual)
 
 
-def turned(q: Array, cov: Array, xp: Any) -> Array:
-    """A basis turned towards the eigenvectors of its covariance by one power iteration."""
+def rotated_basis(q: Array, cov: Array, xp: Any) -> Array:
+    """Return a basis rotated towards the eigenvectors of its covariance by one power iteration."""
     scale = larger(xp.linalg.diagonal(cov).mean(), float(xp.finfo(cov.dtype).tiny))
     new, triangle = xp.linalg.qr(cov / scale @ q + NULL_SHARE * q)
     signs = xp.sign(xp.linalg.diagonal(triangle))

@@ -11,7 +11,7 @@ from processes import this_process
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vsgd.torch import VSGD, BatchSizer
+from vsgd.torch import VSGD, BatchSizer, Replicas
 
 torch.set_num_threads(1)
 process = this_process()
@@ -21,7 +21,7 @@ data = torch.randn(4000, 6)
 model = nn.Linear(6, 1)
 replicas = process.arguments[0] == "replicas"
 wrapped = model if replicas else DistributedDataParallel(model)
-opt = VSGD(model.parameters(), samples="replicas" if replicas else "minibatch")
+opt = VSGD(model.parameters(), distributed=Replicas(as_samples=replicas))
 sizer = BatchSizer(data, opt, start=16)
 parts = []
 for part, _ in zip(sizer, range(70), strict=False):

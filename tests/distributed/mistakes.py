@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import vsgd
-from vsgd.torch import VSGD, is_probing, replicas
+from vsgd.torch import VSGD, Replicas, is_probing
+from vsgd.torch.distributed import messages
 
 SETTINGS = {
     "other lr": {"lr": 0.5},
@@ -23,7 +24,7 @@ SETTINGS = {
     "other constant": {"algorithm": vsgd.NETWORKS._replace(bootstrap=4.0)},
     "other precision of state": {"compact": True},
     "other direction": {"maximize": True},
-    "other samples": {"samples": "replicas"},
+    "other samples": {"distributed": Replicas()},
 }
 """What the last process gives to VSGD and the others do not."""
 
@@ -60,7 +61,7 @@ def build(mistake: str, guilty: bool):
         norm = Synchronized() if mistake == "raises before synchronized statistics" else nn.BatchNorm1d(3)
         model = nn.Sequential(model, RaisingLayer(), norm)
     wrapped = model if mistake in UNWRAPPED else DistributedDataParallel(model)
-    settings = {"samples": "replicas"} if mistake in REPLICAS else {}
+    settings = {"distributed": Replicas()} if mistake in REPLICAS else {}
     if mistake == "empty rows":
         settings["per_sample"] = model
     opt = VSGD(model.parameters(), **(settings | (SETTINGS.get(mistake, {}) if guilty else {})))
@@ -133,7 +134,7 @@ if __name__ == "__main__":
     process = this_process()
     ends = process.arguments[0] in ENDING
     process.join(seconds=1000)  # much longer than the test waits
-    replicas.NOTIFY_TIMEOUT = timedelta(seconds=2 if ends else 300)
+    messages.NOTIFY_TIMEOUT = timedelta(seconds=2 if ends else 300)
     told = {}
     for mistake in process.arguments:
         try:

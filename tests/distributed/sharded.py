@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import vsgd
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, Replicas
 
 ROWS, STEPS = 16, 24
 
@@ -46,7 +46,7 @@ def train(model, opt, kind: str, rank: int, world: int, steps: range) -> list[fl
 def check_refused() -> None:
     """Gradients of parts of a tensor come averaged over the processes."""
     model, _ = make("networks", 2)
-    for settings in ({"samples": "replicas"}, {"per_sample": model}):
+    for settings in ({"distributed": Replicas()}, {"per_sample": model}):
         opt = VSGD(model.parameters(), **settings)
         with pytest.raises(TypeError, match="sharded"):
             opt.minimize(lambda: model(torch.ones(1, 5, dtype=torch.float64)).sum())

@@ -22,7 +22,7 @@ TOLD = {
     "other constant": DIFFERS + "bootstrap of algorithm of group 0: 4.0 instead of",
     "other precision of state": DIFFERS + "compact: True instead of False",
     "other direction": DIFFERS + "maximize of group 0: True instead of False",
-    "other samples": DIFFERS + "samples: replicas instead of minibatch",
+    "other samples": DIFFERS + "as_samples: True instead of False",
     "clears state": DIFFERS + "the presence of state of parameter 0: False instead of True",
     "loads alone": DIFFERS + "whether weights or state were set since the last step: True instead of False",
     "sets weights": DIFFERS + "whether weights or state were set since the last step: True instead of False",

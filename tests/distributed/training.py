@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import vsgd
-from vsgd.torch import VSGD, local_gradients
+from vsgd.torch import VSGD, Replicas, local_gradients
 
 ROWS, PARTS = 16, 4
 """Of the global batch; it is cut into parts, and each process has as many of them."""
@@ -60,8 +60,7 @@ def train(kind: str, rank: int, world: int, steps: int, dtype: torch.dtype):
         model.parameters(),
         algorithm=algorithm,
         per_sample=model if "per sample" in kind else None,
-        samples="replicas" if replicas else "minibatch",
-        reduce_dtype=torch.bfloat16 if "bfloat16" in kind else None,
+        distributed=Replicas(replicas, torch.bfloat16 if "bfloat16" in kind else None),
     )
     losses = []
     for step in range(steps):

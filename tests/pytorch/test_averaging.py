@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vsgd import NETWORKS
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, Rows
 
 BOOTSTRAP = int(NETWORKS.bootstrap)
 
@@ -309,7 +309,7 @@ def test_rates_do_not_depend_on_how_rows_are_reduced():
     tracks, factors = [], []
     for reduction in (torch.mean, torch.sum):
         model = network(torch.float64)
-        opt = VSGD(model.parameters(), per_sample=model, reduction=reduction.__name__)
+        opt = VSGD(model.parameters(), per_sample=Rows(model, reduction.__name__))
         for step in range(80):
             x, y = batch(step, torch.float64)
             opt.minimize(lambda x=x, y=y, model=model, reduction=reduction: reduction((model(x) - y).square()))

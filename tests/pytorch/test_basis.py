@@ -13,6 +13,7 @@ from torch import nn
 from vsgd import NETWORKS, eigenbasis
 from vsgd.torch import VSGD, basis
 from vsgd.torch.samples import Recorder
+from vsgd.torch.state import matrix_shape, new_state
 
 SHAPES = {"matrix": (6, 8), "filters": (4, 3, 2, 2), "tall": (12, 2)}
 
@@ -20,10 +21,10 @@ SHAPES = {"matrix": (6, 8), "filters": (4, 3, 2, 2), "tall": (12, 2)}
 def turned_basis(parameter, blocks, seed=0):
     """A basis after a few gradients."""
     generator = torch.Generator().manual_seed(seed)
-    found = basis.basis_of(basis.new_basis(parameter, blocks, parameter.dtype))
+    found = basis.basis_of(new_state(parameter, NETWORKS, False, False, blocks))
     for step in range(5):
-        grad = torch.randn(basis.matrix_shape(parameter), generator=generator, dtype=parameter.dtype)
-        basis.observe(found, grad, step)
+        grad = torch.randn(matrix_shape(parameter.shape), generator=generator, dtype=parameter.dtype)
+        basis.update_covariances(found, grad, step)
         basis.refresh(found)
     return found
 
@@ -32,7 +33,7 @@ def turned_basis(parameter, blocks, seed=0):
 @pytest.mark.parametrize("cut", [1, 2], ids=["full", "blocks"])
 def test_there_and_back(shape, cut):
     parameter = torch.randn(shape, dtype=torch.float64)
-    rows, columns = basis.matrix_shape(parameter)
+    rows, columns = matrix_shape(parameter.shape)
     found = turned_basis(parameter, (rows // cut, columns // cut))
     matrix = parameter.reshape(rows, columns)
     rotated = eigenbasis.into(matrix, found)
@@ -46,7 +47,7 @@ def test_it_finds_the_eigenvectors_and_leaves_null_directions_alone():
     directions = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0]
     spectrum = torch.tensor([100, 50, 20, 10, 5, 0, 0, 0], dtype=torch.float64)
     parameter = torch.zeros(8, 2, dtype=torch.float64)
-    found = basis.basis_of(basis.new_basis(parameter, (8, 1), torch.float64))
+    found = basis.basis_of(new_state(parameter, NETWORKS, False, False, (8, 1)))
     found.left_cov.copy_(directions * spectrum @ directions.T)
     for _ in range(100):
         before = found.left.clone()
@@ -58,10 +59,10 @@ def test_it_finds_the_eigenvectors_and_leaves_null_directions_alone():
 
 def test_it_stays_orthogonal_in_single_precision():
     parameter = torch.zeros(40, 30)
-    found = basis.basis_of(basis.new_basis(parameter, (40, 30), torch.float32))
+    found = basis.basis_of(new_state(parameter, NETWORKS, False, False, (40, 30)))
     for step in range(400):
         scale = 10.0 ** (-3 + step % 7)
-        basis.observe(found, scale * torch.randn(40, 30) @ torch.diag(torch.logspace(-6, 0, 30)), step)
+        basis.update_covariances(found, scale * torch.randn(40, 30) @ torch.diag(torch.logspace(-6, 0, 30)), step)
         basis.refresh(found)
     for q in (found.left, found.right):
         torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1])[None], atol=1e-5, rtol=0)
@@ -88,7 +89,7 @@ def test_rotation_costs_no_more_than_it_may():
     for flops in (0.0, 1e8, 1e10, 1e13):
         plan = basis.plan([wide, small, vector], flops)
         assert vector not in plan
-        total = sum(eigenbasis.cost(basis.matrix_shape(p), sizes) for p, sizes in plan.items())
+        total = sum(eigenbasis.cost(matrix_shape(p.shape), sizes) for p, sizes in plan.items())
         assert total <= max(eigenbasis.SHARE_OF_GRADIENT * flops, eigenbasis.ALLOWANCE)
         for p, sizes in plan.items():
             assert all(width % size == 0 for width, size in zip(p.shape, sizes, strict=True))

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from vsgd import NETWORKS, PAPER, jit, tensors
-from vsgd.torch import engine, loops
-from vsgd.torch.engine import BatchStatistics, Block, Totals
+from vsgd import NETWORKS, PAPER, jit
+from vsgd.algorithms.strategy import Totals, strategy_of
+from vsgd.torch import engine_numba, engine_torch, update
+from vsgd.torch.coordinates import PENALTY, PRODUCTS, BatchMoments, Coordinates, Rates
+from vsgd.torch.engine_numba import NumbaEngine
+from vsgd.torch.engine_torch import TorchEngine
 
 LENGTHS = (5, 1, 300)
 BLOCKS = {"paper": (PAPER, False), "coupled": (NETWORKS, False), "decoupled": (NETWORKS, True)}
@@ -16,7 +19,7 @@ blocks = pytest.mark.parametrize(("config", "decoupled"), BLOCKS.values(), ids=B
 KINDS = ["one sample", "one sample, probed", "several samples", "several samples, probed, another direction"]
 
 
-def block_of(config, decoupled, lengths=LENGTHS, dtype=torch.float64, curv_dtype=None) -> Block:
+def block_of(config, decoupled, lengths=LENGTHS, dtype=torch.float64, curv_dtype=None) -> Coordinates:
     generator = torch.Generator().manual_seed(0)
     total = sum(lengths)
 
@@ -24,9 +27,9 @@ def block_of(config, decoupled, lengths=LENGTHS, dtype=torch.float64, curv_dtype
         return torch.randn(total, generator=generator, dtype=torch.float64).to(dtype)
 
     grad, curv = random(), random()
-    return Block(
+    return Coordinates(
         theta=random(),
-        average=random() if tensors.averages_iterates(config) else None,
+        average=random() if strategy_of(config).averages_iterates(config) else None,
         grad=grad,
         grad_sq=grad**2 + random() ** 2,
         curv=(curv if decoupled else curv.abs()).to(curv_dtype or dtype),
@@ -39,18 +42,18 @@ def block_of(config, decoupled, lengths=LENGTHS, dtype=torch.float64, curv_dtype
     )
 
 
-def batch_of(kind: str, block: Block) -> BatchStatistics:
+def batch_of(kind: str, block: Coordinates) -> BatchMoments:
     generator = torch.Generator().manual_seed(1)
     grad, other, direction = (torch.randn(len(block.theta), generator=generator).to(block.theta) for _ in range(3))
     counts = torch.tensor([1.0, 1.0, 0.0] if len(block.lengths) == 3 else [1.0] * len(block.lengths)).double()
     if kind.startswith("one"):
-        return BatchStatistics(grad, grad, counts, other if "probed" in kind else None)
+        return BatchMoments(grad, grad, counts, other if "probed" in kind else None)
     diff = grad - other
     moments = (diff if block.decoupled else diff.abs(), diff**2, direction) if "probed" in kind else ()
-    return BatchStatistics(grad, grad, 4 * counts, None, grad**2 + 0.5, *moments)
+    return BatchMoments(grad, grad, 4 * counts, None, grad**2 + 0.5, *moments)
 
 
-def offset_of(kind: str, block: Block):
+def offset_of(kind: str, block: Coordinates):
     if "probed" not in kind:
         return None
     delta = torch.full_like(block.theta, 0.01)
@@ -58,19 +61,25 @@ def offset_of(kind: str, block: Block):
     return delta
 
 
-def learned(run, config, decoupled, kind, **options):
+def rule_of(config, engine=NumbaEngine):
+    return update.rule_of(engine(), config)
+
+
+def learned(engine, config, decoupled, kind, **options):
     """What is left of a block after learning, the steps, and the sums."""
     block = block_of(config, decoupled, **options)
-    steps, sums = run(block, batch_of(kind, block), offset_of(kind, block), 0.5, 3.0, config)
-    return [part for part in block[:-2] if part is not None], steps, sums[:2, : 4 if "probed" in kind else 2]
+    rule = rule_of(config, engine)
+    steps, sums = update.learn(block, batch_of(kind, block), offset_of(kind, block), Rates(0.5, 3.0), rule)
+    # both engines start the averages of the second segment, and with them write its curvature
+    return [part for part in block[:-2] if part is not None], steps, torch.as_tensor(sums)[:2, :4]
 
 
 @blocks
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_tensors_equal_the_loops(config, decoupled, kind, monkeypatch):
-    monkeypatch.setattr(engine, "compiled_tensors", lambda: engine.learn_whole)
-    loop_blocks, loop_steps, loop_sums = learned(engine.learn_loops, config, decoupled, kind)
-    whole_blocks, steps, sums = learned(engine.learn_tensors, config, decoupled, kind)
+    monkeypatch.setattr(engine_torch, "compiled_learn", lambda: engine_torch.learn_whole)
+    loop_blocks, loop_steps, loop_sums = learned(NumbaEngine, config, decoupled, kind)
+    whole_blocks, steps, sums = learned(TorchEngine, config, decoupled, kind)
     torch.testing.assert_close(whole_blocks, loop_blocks, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(steps, loop_steps, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(sums, loop_sums, rtol=1e-9, atol=1e-12)
@@ -78,8 +87,8 @@ def test_whole_tensors_equal_the_loops(config, decoupled, kind, monkeypatch):
 
 def test_whole_tensors_are_compiled_by_torch():
     kind = "one sample, probed"
-    compiled, steps, _ = learned(engine.learn_tensors, NETWORKS, True, kind)
-    expected, loop_steps, _ = learned(engine.learn_loops, NETWORKS, True, kind)
+    compiled, steps, _ = learned(TorchEngine, NETWORKS, True, kind)
+    expected, loop_steps, _ = learned(NumbaEngine, NETWORKS, True, kind)
     torch.testing.assert_close(compiled, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(steps, loop_steps, rtol=1e-9, atol=1e-12)
 
@@ -87,7 +96,7 @@ def test_whole_tensors_are_compiled_by_torch():
 def test_segments_without_samples_are_left_alone():
     before, block = block_of(NETWORKS, True), block_of(NETWORKS, True)
     batch = batch_of("one sample, probed", block)
-    steps, _ = engine.learn(block, batch, torch.full_like(block.theta, 0.01), 1.0, 1.0, NETWORKS)
+    steps, _ = update.learn(block, batch, torch.full_like(block.theta, 0.01), Rates(1.0, 1.0), rule_of(NETWORKS))
     for mine, theirs in zip(block[:7], before[:7], strict=True):
         assert torch.equal(mine[6:], theirs[6:])
     assert not steps[6:].any()
@@ -97,80 +106,91 @@ def test_segments_without_samples_are_left_alone():
 def test_steps_are_no_longer_than_their_limit():
     block = block_of(NETWORKS, True)
     block.totals[:, Totals._fields.index("probe_size")] = 1e-4
-    _, steps, _ = learned(engine.learn_loops, NETWORKS, True, "one sample")
-    small, _ = engine.learn_loops(block, batch_of("one sample", block), None, 1.0, 1.0, NETWORKS)
+    _, steps, _ = learned(NumbaEngine, NETWORKS, True, "one sample")
+    small, _ = update.learn(block, batch_of("one sample", block), None, Rates(1.0, 1.0), rule_of(NETWORKS))
     assert small.abs().max() == pytest.approx(NETWORKS.step_limit * 1e-4)
     assert steps.abs().max() > small.abs().max()
 
 
-@pytest.mark.parametrize("on_cpu", [True, False], ids=["loops", "whole tensors"])
-def test_moving(on_cpu, monkeypatch):
+@pytest.mark.parametrize("engine", [NumbaEngine, TorchEngine])
+def test_moving(engine):
     block = block_of(NETWORKS, True)
     theta, average = block.theta.clone(), block.average.clone()
     steps, grad = torch.randn(306, dtype=torch.float64), torch.randn(306, dtype=torch.float64)
     decay, weight = torch.tensor([0.0, 0.5, 1.0]).double(), torch.tensor([0.1, 0.2, 0.0]).double()
-    if not on_cpu:
-        monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    gains = engine.move(block, grad, steps, decay, weight)
-    monkeypatch.undo()
+    products = engine().move(block, grad, steps, decay, weight)
     along = [part.sum() for part in (grad * (theta - average)).split(LENGTHS)]
-    torch.testing.assert_close(gains, torch.stack(along))
-    expected = (theta - steps) / (1 + engine.spread(decay, block))
+    torch.testing.assert_close(torch.as_tensor(products), torch.stack(along))
+    expected = (theta - steps) / (1 + engine_torch.spread(decay, block))
     torch.testing.assert_close(block.theta, expected)
-    torch.testing.assert_close(block.average, average + engine.spread(weight, block) * (expected - average))
+    torch.testing.assert_close(block.average, average + engine_torch.spread(weight, block) * (expected - average))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
-    lengths, weight = (3 * loops.PIECE // 2, 300), np.array([0.3, 0.2])
+    lengths, weight, rule = (3 * engine_numba.PIECE // 2, 300), np.array([0.3, 0.2]), rule_of(NETWORKS)
     together, apart = (block_of(NETWORKS, True, lengths=lengths) for _ in range(2))
     batch, delta = batch_of(kind, apart), offset_of(kind, apart)
-    _, sums = engine.learn(together, batch, delta, 0.5, 3.0, NETWORKS, weight)
-    steps, _ = engine.learn(apart, batch, delta, 0.5, 3.0, NETWORKS)
-    bend = engine.bend(apart, loops.identity) if delta is not None else torch.zeros(())
-    gains = engine.move(apart, batch.plain_grad, steps, np.zeros(2), weight)
+    _, sums = update.learn(together, batch, delta, Rates(0.5, 3.0), rule, weight)
+    steps, _ = update.learn(apart, batch, delta, Rates(0.5, 3.0), rule)
+    penalty = update.curvature_penalty(apart, update.identity) if delta is not None else 0.0
+    products = rule.engine.move(apart, batch.plain_grad, steps, np.zeros(2), weight)
     torch.testing.assert_close(together[:-2], apart[:-2])
-    np.testing.assert_allclose(sums[:, loops.GAIN], gains, rtol=1e-6)
-    np.testing.assert_allclose(sums[:, loops.BEND].sum(), bend, rtol=1e-6)
+    np.testing.assert_allclose(sums[:, PRODUCTS], products, rtol=1e-6)
+    np.testing.assert_allclose(sums[:, PENALTY].sum(), penalty, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind, monkeypatch):
-    monkeypatch.setattr(loops, "PIECE", 16)
-    monkeypatch.setattr(loops, "MIN_PIECES_PER_THREAD", 2)
-    loops.pieces_of.cache_clear()
+    monkeypatch.setattr(engine_numba, "PIECE", 16)
+    monkeypatch.setattr(engine_numba, "MIN_PIECES_PER_THREAD", 2)
+    engine_numba.pieces_of.cache_clear()
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        results.append(learned(engine.learn_loops, NETWORKS, True, kind, lengths=(100, 3, 57), dtype=torch.float32))
-    loops.pieces_of.cache_clear()
+        results.append(learned(NumbaEngine, NETWORKS, True, kind, lengths=(100, 3, 57), dtype=torch.float32))
+    engine_numba.pieces_of.cache_clear()
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_probes_have_one_size_and_random_signs():
+def probed(engine, block, batch, seeds, config=NETWORKS):
+    return engine().probe(block, batch, seeds, strategy_of(config), config)
+
+
+@blocks
+@pytest.mark.parametrize("seeds", [[1, 2, 3], None], ids=["random", "by gradient"])
+def test_both_engines_probe_alike(config, decoupled, seeds):
+    block = block_of(config, decoupled)
+    batch = batch_of("one sample", block)
+    torch.testing.assert_close(*(probed(engine, block, batch, seeds, config) for engine in (NumbaEngine, TorchEngine)))
+
+
+@pytest.mark.parametrize("engine", [NumbaEngine, TorchEngine])
+def test_probes_have_one_size_and_random_signs(engine):
     block = block_of(NETWORKS, True, lengths=(1000, 3000))
     batch = batch_of("one sample", block)
-    delta = engine.probe(block, batch, torch.tensor([1, 2]), NETWORKS)
-    scales = engine.totals_of(block).scale
+    delta = probed(engine, block, batch, [1, 2])
+    scales = block.total_columns().scale
     for part, scale in zip(delta.split(block.lengths), scales, strict=True):
         torch.testing.assert_close(part.abs(), (NETWORKS.probe_scale * scale).expand(len(part)))
         assert abs(float(part.sign().mean())) < 0.1
-    other = engine.probe(block, batch, torch.tensor([3, 2]), NETWORKS)
+    other = probed(engine, block, batch, [3, 2])
     assert not torch.equal(delta[:1000], other[:1000])
     assert torch.equal(delta[1000:], other[1000:])
 
 
-def test_rows_of_a_table_are_probed_against_their_gradients():
+@pytest.mark.parametrize("engine", [NumbaEngine, TorchEngine])
+def test_rows_of_a_table_are_probed_against_their_gradients(engine):
     block = block_of(NETWORKS, False)
     batch = batch_of("one sample", block)
-    delta = engine.probe(block, batch, None, NETWORKS)
+    delta = probed(engine, block, batch, None)
     assert torch.equal(delta.sign(), -batch.grad.sign())
 
 
 def test_bfloat16_is_read_and_rounded_as_torch_does():
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e3
     bits = values.bfloat16().view(torch.int16).numpy().view("uint16")
-    wide, narrow = jit.compiled(loops.widen), jit.compiled(loops.narrow)
+    wide, narrow = jit.compiled(engine_numba.widen), jit.compiled(engine_numba.narrow)
     assert [float(wide(b)) for b in bits] == values.bfloat16().float().tolist()
     assert [int(narrow(v)) for v in values.numpy()] == bits.tolist()
 
@@ -179,12 +199,12 @@ def test_bfloat16_is_read_and_rounded_as_torch_does():
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     """A small change of the algorithm can make the compiler give up, and ten times the speed goes with it."""
-    monkeypatch.setattr(loops, "kept", jit.compiled)  # whose code can be looked at
-    loops.learn_loop.cache_clear()
-    learned(engine.learn_loops, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
-    learn = tensors.learn_of(NETWORKS, decoupled)
-    loop = loops.learn_loop(learn, False, True, False, "probed" in kind, True, False)
-    loops.learn_loop.cache_clear()
+    monkeypatch.setattr(engine_numba, "kept", jit.compiled)  # whose code can be looked at
+    engine_numba.learn_loop.cache_clear()
+    learned(NumbaEngine, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
+    learn = strategy_of(NETWORKS).learn(decoupled)
+    loop = engine_numba.learn_loop(learn, False, True, False, "probed" in kind, True, False)
+    engine_numba.learn_loop.cache_clear()
     (code,) = loop.inspect_asm().values()
     if "divss" not in code:
         pytest.skip("not an x86 processor")

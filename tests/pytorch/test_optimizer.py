@@ -15,7 +15,7 @@ from closures import closure_of
 from torch import nn
 
 from vsgd import NETWORKS, PAPER
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, Replicas, Rows
 
 
 def make_model(dtype=torch.float32) -> nn.Module:
@@ -211,10 +211,35 @@ class TestGroups:
         with pytest.warns(UserWarning, match="lr=0.0001 multiplies the learning rates"):
             VSGD([{"params": model[0].parameters(), "lr": 1e-4}, {"params": model[2].parameters()}])
 
-    @pytest.mark.parametrize(("samples", "dtype"), [("replicas", torch.float16), ("minibatch", torch.bfloat16)])
-    def test_a_reduce_dtype_that_does_nothing_or_overflows_is_refused(self, samples, dtype):
+    def test_deprecated_arguments_mean_what_they_did(self):
+        model = make_model()
+        with pytest.warns(DeprecationWarning, match=r"Rows\(model, reduction='sum', reweight=True\)"):
+            old = VSGD(model.parameters(), per_sample=model, reduction="sum", reweight=True)
+        assert old._rows[1:] == ("sum", True)
+        with pytest.warns(DeprecationWarning, match=r"Replicas\(as_samples=True, reduce_dtype=torch.bfloat16\)"):
+            old = VSGD(model.parameters(), samples="replicas", reduce_dtype=torch.bfloat16)
+        assert old._distributed == Replicas(as_samples=True, reduce_dtype=torch.bfloat16)
+        with pytest.raises(TypeError, match="unexpected argument 'momentum'"):
+            VSGD(model.parameters(), momentum=0.9)
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"per_sample": "model"}, "must be a model or a vsgd.torch.Rows"),
+            ({"per_sample": Rows("model")}, "must be a model or a vsgd.torch.Rows"),
+            ({"per_sample": Rows(nn.Linear(1, 1), reduction="max")}, "reduction is 'max'"),
+            ({"distributed": "replicas"}, "must be a vsgd.torch.Replicas"),
+            ({"distributed": Replicas(), "per_sample": nn.Linear(1, 1)}, "every row is a sample"),
+        ],
+    )
+    def test_impossible_samples_are_refused(self, settings, message):
+        with pytest.raises((TypeError, ValueError), match=message):
+            VSGD(make_model().parameters(), **settings)
+
+    @pytest.mark.parametrize(("as_samples", "dtype"), [(True, torch.float16), (False, torch.bfloat16)])
+    def test_a_reduce_dtype_that_does_nothing_or_overflows_is_refused(self, as_samples, dtype):
         with pytest.raises(ValueError, match="reduce_dtype is"):
-            VSGD(make_model().parameters(), samples=samples, reduce_dtype=dtype)
+            VSGD(make_model().parameters(), distributed=Replicas(as_samples, dtype))
 
     def test_complex_parameters_are_refused(self):
         with pytest.raises(TypeError, match="complex64"):

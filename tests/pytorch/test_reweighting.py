@@ -9,7 +9,7 @@ from torch import nn
 
 import vsgd
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, Rows
 from vsgd.torch.samples import Recorder
 
 ROWS = 6
@@ -81,7 +81,7 @@ def per_sample(model, x):
 def test_steps_equal_the_rule_along_the_weighted_gradient():
     torch.manual_seed(0)
     model = nn.Linear(5, 3, bias=False).double()
-    opt = VSGD(model.parameters(), per_sample=model, reweight=True, algorithm=vsgd.PAPER)
+    opt = VSGD(model.parameters(), per_sample=Rows(model, reweight=True), algorithm=vsgd.PAPER)
     theta = model.weight.detach().clone()
     state = vsgd.init(theta)
 
@@ -115,5 +115,6 @@ def test_steps_equal_the_rule_along_the_weighted_gradient():
 
 
 def test_rows_are_needed():
-    with pytest.raises(ValueError, match="per_sample=model"):
+    message = r"per_sample=vsgd.torch.Rows\(model"
+    with pytest.warns(DeprecationWarning, match=message), pytest.raises(ValueError, match=message):
         VSGD(nn.Linear(2, 2).parameters(), reweight=True)

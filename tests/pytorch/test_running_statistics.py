@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from vsgd import NETWORKS, PAPER
-from vsgd.torch import VSGD, is_probing, running
-from vsgd.torch.closure import saving_state
+from vsgd.torch import VSGD, batchnorm, is_probing
+from vsgd.torch.replay import saving_state
 
-FIRST, SECOND = [k for k in range(1000) if running.is_due(k)][:2]
+FIRST, SECOND = [k for k in range(1000) if batchnorm.is_due(k)][:2]
 """Steps in which the closure is evaluated at the averaged weights."""
 
 
@@ -59,8 +59,8 @@ def same(one, other) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def layer_of(saving) -> running.Layer:
-    (layer,) = running.moved_layers([saving])
+def layer_of(saving) -> batchnorm.Layer:
+    (layer,) = batchnorm.moved_layers([saving])
     return layer
 
 
@@ -88,14 +88,14 @@ def test_corrected_statistics_are_those_of_a_layer_that_met_the_averaged_weights
     for weights in ("iterates", "averaged"):
         with saving_state() as saved:
             copy.deepcopy(norm)(inputs(kind, weights, 1))
-        both.append(running.seen(saved))
+        both.append(batchnorm.layer_moments(saved))
     (iterate,), (average,) = (each.values() for each in both)
     assert iterate.values == (0 if momentum is None else inputs(kind, "iterates", 1).numel() / 6)
-    correction = running.measured(iterate, average, norm.eps)._replace(trust=torch.tensor(0.0))
+    correction = batchnorm.measure_correction(iterate, average, norm.eps)._replace(trust=torch.tensor(0.0))
     with saving_state() as saved:
         for seed in range(2, 2 + calls):
             norm(inputs(kind, "iterates", seed))
-    running.correct(layer_of(saved), correction, None)
+    batchnorm.correct(layer_of(saved), correction, None)
     for seed in range(2, 2 + calls):
         twin(inputs(kind, "averaged", seed))
     torch.testing.assert_close(statistics(norm), statistics(twin))
@@ -107,8 +107,8 @@ def test_the_more_values_the_more_a_minibatch_at_the_averaged_weights_counts():
         norm = nn.BatchNorm1d(3)
         with saving_state() as saved:
             norm(torch.randn(rows, 3))
-        (found,) = running.seen(saved).values()
-        trusts.append(float(running.measured(found, found, norm.eps).trust))
+        (found,) = batchnorm.layer_moments(saved).values()
+        trusts.append(float(batchnorm.measure_correction(found, found, norm.eps).trust))
     assert trusts == pytest.approx([0.01, 0.5, 0.99], rel=0.02)
 
 
@@ -117,13 +117,13 @@ def test_trusted_statistics_are_what_was_seen_at_the_averaged_weights():
     before = statistics(norm)
     with saving_state() as saved:
         norm(inputs(nn.BatchNorm1d, "iterates", 0))
-    layer, (iterate,) = layer_of(saved), running.seen(saved).values()
+    layer, (iterate,) = layer_of(saved), batchnorm.layer_moments(saved).values()
     x = inputs(nn.BatchNorm1d, "averaged", 0)
-    average = running.Seen(x.mean(0), x.var(0), len(x))
-    correction = running.measured(iterate, average, norm.eps)._replace(trust=torch.tensor(1.0))
-    running.correct(layer, correction, average)
+    average = batchnorm.LayerMoments(x.mean(0), x.var(0), len(x))
+    correction = batchnorm.measure_correction(iterate, average, norm.eps)._replace(trust=torch.tensor(1.0))
+    batchnorm.correct(layer, correction, average)
     torch.testing.assert_close((norm.running_mean, norm.running_var), average[:2])
-    running.correct(layer, correction, None)
+    batchnorm.correct(layer, correction, None)
     torch.testing.assert_close((norm.running_mean, norm.running_var), (before["running_mean"], before["running_var"]))
 
 
@@ -150,12 +150,12 @@ def test_a_part_that_is_not_called_keeps_its_statistics(kind):
         x, y = batch(step)
         opt.minimize(lambda: F.mse_loss(model(x, head), y))
 
-    measured = 3 * running.INTERVAL  # an odd number
+    measured = 3 * batchnorm.INTERVAL  # an odd number
     for step in range(measured + 1):
         learn(step, step % 2)
     assert len(opt.state_dict()["statistics"]) == 2
     before = statistics(model.norms[1])
-    for step in range(measured + 1, measured + 2 * running.INTERVAL):
+    for step in range(measured + 1, measured + 2 * batchnorm.INTERVAL):
         learn(step, 0)
     assert same(statistics(model.norms[1]), before)
 
@@ -315,7 +315,7 @@ def test_training_resumes_to_the_bit_with_layers_that_take_turns(affine):
 
     model = heads()
     opt = VSGD(model.parameters())
-    half = 8 * running.INTERVAL
+    half = 8 * batchnorm.INTERVAL
     train_in_turn(model, opt, range(half))
     assert len(opt.state_dict()["statistics"]) == 2, "both heads have had their turn"
     saved = copy.deepcopy((model.state_dict(), opt.state_dict()))

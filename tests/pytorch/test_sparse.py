@@ -8,7 +8,7 @@ from closures import closure_of
 from torch import nn
 
 import vsgd
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, Rows
 
 ROWS, WIDTH = 9, 3
 
@@ -111,7 +111,7 @@ def test_micro_batches_that_touch_different_rows():
 def test_curvature_of_a_row_has_a_sign(kind):
     torch.manual_seed(0)
     module = nn.Embedding(ROWS, WIDTH, sparse=True, dtype=torch.float64)
-    opt = VSGD(module.parameters(), per_sample=module if kind == "per sample" else None, reduction="sum")
+    opt = VSGD(module.parameters(), per_sample=Rows(module, reduction="sum") if kind == "per sample" else None)
     curvature = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64)
 
     closure = closure_of(opt, lambda: (module(torch.tensor([4])).square() * curvature / 2).sum())

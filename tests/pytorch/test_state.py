@@ -11,7 +11,7 @@ from closures import closure_of
 from torch import nn
 
 from vsgd import NETWORKS, PAPER
-from vsgd.torch import VSGD
+from vsgd.torch import VSGD, Rows
 
 BOTH = pytest.mark.parametrize("algorithm", [PAPER, NETWORKS], ids=["paper", "networks"])
 STEPS = 16
@@ -141,7 +141,7 @@ def test_resumes_bit_for_bit_whatever_is_reached(what, cut):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_sums_over_rows_are_not_unusually_long(reduction):
     model = network()
-    opt = VSGD(model.parameters(), per_sample=model, reduction=reduction)
+    opt = VSGD(model.parameters(), per_sample=Rows(model, reduction))
     calls = []
     for step in range(STEPS):
         x, y = rows(step)

@@ -267,6 +267,14 @@ def learn(
     return CoreState(mean, memory, seen), Info(rate=eta, outlier=outlier)
 
 
+def averaging_weight(seen: Array, window: Array, config: Networks = NETWORKS) -> Array:
+    """Return the weight with which a new iterate enters the average: 1 until the bootstrap is over.
+
+    `seen` are the samples before the step.
+    """
+    return (seen >= config.bootstrap) / window + (seen < config.bootstrap)
+
+
 def row_averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS) -> Array:
     """For a row of a table, which comes and goes: its t-th iterate enters its average with weight 1/√t."""
     earlier = (seen > config.bootstrap) * (seen - config.bootstrap)
@@ -303,3 +311,21 @@ def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Ne
     pays = bend < earlier - recent
     horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
     return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon), spread)
+
+
+def update_window_and_horizon(
+    state: Averaging, before: Progress, products: Array, penalty: Array, loss: Array, steps: Array, config: Networks
+) -> tuple[Averaging, Progress]:
+    """Return the window of the average and the horizon of the rates after a step.
+
+    Args:
+        state: window before the step.
+        before: horizon before the step.
+        products: ∇·(θ − θ̄), over all coordinates.
+        penalty: ½ (θ−θ̄)ᵀ|H|(θ−θ̄), over all coordinates.
+        loss: loss of the minibatch, negated if it is maximized; None if it is not known, so that the horizon stays.
+        steps: number of steps before this one.
+        config: constants of the algorithm.
+    """
+    after = averaging(state, products - penalty, steps + 1, config)
+    return after, before if loss is None else progress(before, loss, penalty, steps, config)

@@ -32,9 +32,8 @@ with needs_extra("vsgd.integrations.lightning", "integrations"):
     from torchmetrics import Metric, MetricCollection
 
 from vsgd.integrations.bookkeeping import attributes_restored
-from vsgd.tensors import averages_iterates
 from vsgd.torch import VSGD, is_probing
-from vsgd.torch.closure import Closure, SavedBuffer, Saving, restore_buffers, saving_state
+from vsgd.torch.replay import Closure, SavedBuffer, Saving, restore_buffers, saving_state
 
 
 class NoBackward(Exception):
@@ -79,7 +78,7 @@ class MicroBatches(Callback):
         optimizer = accumulating(trainer)
         if self._stepped or optimizer is None or (outputs and not self.had_backward):
             return
-        if any(averages_iterates(group["algorithm"]) for group in optimizer.param_groups):
+        if optimizer.averages_iterates():
             # running statistics are to be those of the averaged weights, and this batch was evaluated at the iterates
             restore_buffers(each for each in self._saved.buffers if each.is_statistic)
         if outputs:

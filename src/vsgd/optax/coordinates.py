@@ -12,9 +12,8 @@ import numpy as np
 from jax import Array
 
 from vsgd import eigenbasis
-from vsgd.algorithms.networks import Networks
+from vsgd.algorithms.strategy import Config, strategy_of
 from vsgd.eigenbasis import Basis
-from vsgd.tensors import Config
 
 ROWS = 128
 """A gradient is taken to cost as much as one of so many rows through dense layers, if nobody says what it costs."""
@@ -64,7 +63,7 @@ def gradient_flops(grad_fn: Callable[..., Any], *args: Any) -> float:
 def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: float | None) -> list[Tensor]:
     """How parameters of these shapes and types are rotated, so that all of it costs at most a quarter of a gradient."""
     matrices = [matrix_shape(shape) for shape, _ in leaves]
-    rotated = isinstance(config, Networks) and bool(config.eigenbasis)
+    rotated = strategy_of(config).rotates(config)
     if flops is None:
         flops = 6.0 * ROWS * sum(math.prod(matrix) for matrix in matrices)
     blocks = eigenbasis.plan_blocks(matrices, flops) if rotated else [(1, 1)] * len(leaves)
@@ -109,7 +108,7 @@ def _rotate(rotate: Callable[[Array, Basis], Array], tensor: Tensor, values: Arr
 
 
 def observed_basis(tensor: Tensor, basis: Basis, grad: Array, step: Array) -> Basis:
-    """Return the basis whose covariances include this gradient. Call it where `eigenbasis.observes(step)`."""
+    """Return the basis whose covariances include this gradient. Call it where `eigenbasis.is_covariance_step(step)`."""
     matrix = grad.reshape(tensor.matrix)
     with jax.default_matmul_precision("highest"):
         return basis._replace(
@@ -119,11 +118,11 @@ def observed_basis(tensor: Tensor, basis: Basis, grad: Array, step: Array) -> Ba
 
 
 def _observed(cov: Array, side: Array, step: Array, size: int) -> Array:
-    return cov if size == 1 else eigenbasis.observed(cov, side, step).astype(cov.dtype)
+    return cov if size == 1 else eigenbasis.updated_covariance(cov, side, step).astype(cov.dtype)
 
 
 class Library:
-    """What `eigenbasis.turned` uses of `jax.numpy`. That takes a diagonal by gathering, which compiles slowly."""
+    """Functions for `eigenbasis.rotated_basis`. A diagonal of `jax.numpy` is a gather, which compiles slowly."""
 
     finfo, sign, where = jnp.finfo, jnp.sign, jnp.where
 
@@ -139,6 +138,8 @@ def turned_basis(tensor: Tensor, basis: Basis) -> Basis:
     """Return the basis turned towards the eigenvectors of its covariances."""
     with jax.default_matmul_precision("highest"):
         return basis._replace(
-            left=basis.left if tensor.blocks[0] == 1 else eigenbasis.turned(basis.left, basis.left_cov, Library),
-            right=basis.right if tensor.blocks[1] == 1 else eigenbasis.turned(basis.right, basis.right_cov, Library),
+            left=basis.left if tensor.blocks[0] == 1 else eigenbasis.rotated_basis(basis.left, basis.left_cov, Library),
+            right=basis.right
+            if tensor.blocks[1] == 1
+            else eigenbasis.rotated_basis(basis.right, basis.right_cov, Library),
         )

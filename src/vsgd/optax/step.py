@@ -14,9 +14,17 @@ import optax
 from jax import Array, lax
 
 from vsgd import eigenbasis
-from vsgd.algorithms import networks, paper
-from vsgd.algorithms.networks import Averaging, Networks, Progress, TensorContext
-from vsgd.algorithms.paper import Paper
+from vsgd.algorithms import networks
+from vsgd.algorithms.networks import Averaging, Progress, TensorContext
+from vsgd.algorithms.strategy import (
+    Config,
+    Totals,
+    distance_to_zero_loss,
+    gradient_limit,
+    probe_seed,
+    strategy_of,
+    weight_decay,
+)
 from vsgd.core import Moments, descend, ema, measured_curvature
 from vsgd.core import State as CoreState
 from vsgd.eigenbasis import Basis
@@ -25,19 +33,6 @@ from vsgd.optax.coordinates import Tensor, back, into, observed_basis, turned_ba
 from vsgd.optax.groups import Group
 from vsgd.optax.int64 import Int64
 from vsgd.optax.samples import GradFn, Params, SampleGradients
-from vsgd.tensors import (
-    LEAST_NORM,
-    Config,
-    Totals,
-    averaging_weight,
-    context,
-    expected_norm_sq,
-    gradient_limit,
-    learn_of,
-    probe_seed,
-    probe_size,
-    weight_decay,
-)
 
 
 class Settings(NamedTuple):
@@ -122,8 +117,8 @@ class Learned(NamedTuple):
 
 
 def curvature_dtype(tensor: Tensor, config: Config) -> Any:
-    """Curvature of networks is known to a few percent at best, so bfloat16 will do for it."""
-    coarse = isinstance(config, Networks) and tensor.precision == jnp.float32
+    """Return the precision of curvatures. Those of networks have errors of some percent, so bfloat16 suffices."""
+    coarse = strategy_of(config).coarse_curvature and tensor.precision == jnp.float32
     return jnp.bfloat16 if coarse else tensor.precision
 
 
@@ -166,12 +161,18 @@ def take_step(
     new_bend = lax.cond(due, lambda: bend(work, learned, state), lambda: state.bend)
     bases, means = turn_bases(work, learned, state, usable)
     averaging, progress = state.averaging, state.progress
-    if isinstance(config, Networks) and state.average is not None:
-        gain = total(w.group.sums(w.group.join(w.plain_grad) * w.group.join(w.offset)).sum() for w in work)
-        averaging = networks.averaging(averaging, gain - new_bend, state.step + 1, config)
-        weight = usable * averaging_weight(state.seen, state.averaging.window, config)
-        if value is not None:
-            progress = networks.progress(progress, value, new_bend, state.step, config)
+    if state.average is not None:
+        products = total(w.group.sums(w.group.join(w.plain_grad) * w.group.join(w.offset)).sum() for w in work)
+        weight = usable * strategy_of(config).averaging_weight(state.seen, state.averaging.window, config)
+        averaging, progress = networks.update_window_and_horizon(
+            averaging,
+            progress,
+            products,
+            new_bend,
+            value,
+            state.step,
+            config,  # type: ignore[arg-type]
+        )
     else:
         weight = state.weight
 
@@ -270,20 +271,17 @@ def length_scales(work: list[Local], state: State, value: Array | None, config: 
 
     Where all parameters are zero at the start it is how far, per coordinate, the loss takes to vanish at its slope.
     """
-    if not isinstance(config, Networks):
-        return [w.totals.scale for w in work]
     size = sum(tensor.size for w in work for tensor in w.group.tensors)
     joined = [w.group.join(w.theta) for w in work]
     norms = [w.group.sums(theta * theta) for w, theta in zip(work, joined, strict=True)]
     overall = total(norm.sum() for norm in norms) / size
     least = jnp.zeros_like(overall)
     if value is not None:
-        slope = jnp.sqrt(total(w.norm_sq.sum() for w in work) * size)
-        least = jnp.where(state.step == 0, abs(value) / jnp.maximum(slope, LEAST_NORM), 0)
+        distance = distance_to_zero_loss(value, total(w.norm_sq.sum() for w in work), size)
+        least = jnp.where(state.step == 0, distance, 0)
 
     def scale_of(w: Local, norm: Array) -> Array:
-        rms = jnp.sqrt(jnp.maximum(norm / w.group.sizes, overall))
-        scale = networks.length_scale(w.totals.scale, jnp.where(overall > 0, rms, least), config)
+        scale = strategy_of(config).length_scale(w.totals.scale, norm / w.group.sizes, overall, least, config)
         return jnp.asarray(scale, w.totals.scale.dtype)
 
     return [scale_of(w, norm) for w, norm in zip(work, norms, strict=True)]
@@ -294,10 +292,9 @@ def length_scales(work: list[Local], state: State, value: Array | None, config: 
 
 def probe_is_due(work: list[Local], state: State, count: Array, config: Config) -> Array:
     """By the schedule, because averages are just being started, or because a gradient is unusually long."""
-    if isinstance(config, Paper):
-        return jnp.asarray(paper.probe_due(0, config))
-    usual = all_of(~networks.is_long(w.norm_sq, expected_norm_sq(w.totals, count), config).any() for w in work)
-    return jnp.asarray(networks.probe_due(state.unprobed, ~usual, config) | (state.seen < config.bootstrap))
+    strategy = strategy_of(config)
+    usual = all_of(~strategy.is_long(w.norm_sq, w.totals, count, config).any() for w in work)
+    return jnp.asarray(strategy.probe_due(state.seen < config.bootstrap, state.unprobed, ~usual, config))
 
 
 def measure(
@@ -355,14 +352,14 @@ def probed_point(tensor: Tensor, theta: Array, shift: Array, share: Any) -> Arra
 
 def offsets(w: Local, state: State, count: Array, settings: Settings) -> Array:
     """Return δ of every coordinate, 0 where it is padding."""
-    if isinstance(settings.algorithm, Paper):
-        return jnp.asarray(paper.probe(w.state, w.grad, count.astype(w.precision), settings.algorithm))
+    config, strategy = settings.algorithm, strategy_of(settings.algorithm)
     places: Any = Int64.of(settings.seed) * (1 << 20) + Int64.array([tensor.place for tensor in w.group.tensors])
     seeds = probe_seed(Int64.of(state.step), places)
     seed = Int64(*w.group.spread(jnp.stack([seeds.high, seeds.low])))
     bits = networks.random_bit(Int64.of(w.group.positions()), seed).low
-    size = w.group.spread(probe_size(w.totals.scale, settings.algorithm))
-    return jnp.where(w.group.is_padding(), 0, networks.probe(size, bits))
+    size = w.group.spread(strategy.probe_size(w.totals.scale, config))
+    delta = strategy.probe(w.state, w.grad, count.astype(w.precision), size, bits, config)
+    return jnp.where(w.group.is_padding(), 0, delta)
 
 
 def differences(work: list[Local], first: Params, second: Params) -> tuple[list[Array], list[Array]]:
@@ -383,14 +380,15 @@ def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, horizon:
     config, state, kept = settings.algorithm, w.state, curvature_dtype(w.group.tensors[0], settings.algorithm)
     curv, curv_sq, size = measured
     totals = w.totals._replace(probe_size=size)
-    per_tensor = context(totals, w.group.sizes.astype(w.precision), config, horizon.astype(w.precision))
+    strategy = strategy_of(config)
+    per_tensor = strategy.context(totals, w.group.sizes.astype(w.precision), config, horizon.astype(w.precision))
     shared = TensorContext(*w.group.spread(jnp.stack(per_tensor)))
     count = count.astype(w.precision)
     grad = jnp.where(count > 0, w.grad, 0)
     grad_sq = grad * grad if w.grad_sq is None else jnp.where(count > 0, w.grad_sq, 0)
     batch = Moments(grad, grad_sq, curv, curv_sq)
-    new, info = learn_of(config, w.group.tensors[0].decoupled)(state, batch, count, config, shared)
-    step = networks.limited_step(settings.lr * info.rate, grad, state.mean.grad_sq, shared)
+    learn_step = strategy.learn(w.group.tensors[0].decoupled)
+    new, _, step = learn_step(state, batch, grad, count, settings.lr, config, shared)
     mean = new.mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
     rounded = w._replace(mean=mean).state.mean
     sums = w.group.sums(jnp.stack([rounded.grad_sq, rounded.grad**2, abs(rounded.curv), rounded.curv_sq]))
@@ -442,7 +440,7 @@ def turn_bases(
             for w in work
         ]
         result: tuple[list[list[Basis]], list[Array]] = lax.cond(
-            eigenbasis.turns(state.step), lambda: turned(new), lambda: (new, means)
+            eigenbasis.is_refresh_step(state.step), lambda: turned(new), lambda: (new, means)
         )
         return result
 
@@ -458,6 +456,6 @@ def turn_bases(
         return new_bases, new_means
 
     new: tuple[list[list[Basis]], list[Array]] = lax.cond(
-        usable & eigenbasis.observes(state.step), observed, lambda: (bases, means)
+        usable & eigenbasis.is_covariance_step(state.step), observed, lambda: (bases, means)
     )
     return new

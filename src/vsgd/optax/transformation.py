@@ -14,6 +14,7 @@ from jax import Array
 from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Averaging, Networks, Progress
 from vsgd.algorithms.paper import Paper
+from vsgd.algorithms.strategy import Config, Totals, strategy_of
 from vsgd.core import Moments, ema
 from vsgd.eigenbasis import Basis
 from vsgd.optax.checks import check_arguments, check_parameters, check_settings
@@ -21,7 +22,6 @@ from vsgd.optax.coordinates import Tensor, new_basis, plan
 from vsgd.optax.groups import Group, grouped
 from vsgd.optax.samples import GradFn, Params, explained_masks, is_masked
 from vsgd.optax.step import Settings, State, curvature_dtype, take_step
-from vsgd.tensors import Config, Totals, averages_iterates
 
 
 def vsgd(
@@ -110,8 +110,8 @@ def new_state(params: Params, groups: list[Group], config: Config) -> State:
         return filled(value, (), jnp.result_type(float))
 
     bases = {tensor.place: new_basis(tensor) for tensor in tensors}
-    zeros = {t.place: jnp.zeros_like(leaves[t.place], t.precision) for t in tensors if averages_iterates(config)}
-    window = config.min_window if isinstance(config, Networks) else 1.0
+    averages = strategy_of(config).averages_iterates(config)
+    zeros = {t.place: jnp.zeros_like(leaves[t.place], t.precision) for t in tensors if averages}
     return State(
         step=filled(0, (), jnp.int32),
         skipped=filled(0, (), jnp.int32),
@@ -124,9 +124,9 @@ def new_state(params: Params, groups: list[Group], config: Config) -> State:
         basis=Basis(
             *(structure.unflatten(bases[k][side] for k in range(len(leaves))) for side in range(len(Basis._fields)))
         ),
-        average=structure.unflatten(zeros[k] for k in range(len(leaves))) if averages_iterates(config) else None,
+        average=structure.unflatten(zeros[k] for k in range(len(leaves))) if averages else None,
         weight=number(1),
-        averaging=Averaging(number(window), number(0)),
+        averaging=Averaging(number(strategy_of(config).first_window(config)), number(0)),
         bend=number(0),
         progress=Progress(number(0), number(0), number(1), number(0)),
         unprobed=filled(0, (), jnp.int32),

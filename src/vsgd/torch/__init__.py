@@ -4,9 +4,20 @@ from vsgd.errors import needs_extra
 
 with needs_extra("vsgd.torch", "torch"):
     from vsgd.torch.batch_size import BatchSizer
-    from vsgd.torch.closure import is_probing
-    from vsgd.torch.comm_hook import local_gradients
     from vsgd.torch.diagnostics import Diagnosis, TensorBoard, plot
+    from vsgd.torch.distributed import Replicas, local_gradients
     from vsgd.torch.optimizer import VSGD
+    from vsgd.torch.replay import is_probing
+    from vsgd.torch.settings import Rows
 
-__all__ = ["VSGD", "BatchSizer", "Diagnosis", "TensorBoard", "is_probing", "local_gradients", "plot"]
+__all__ = [
+    "VSGD",
+    "BatchSizer",
+    "Diagnosis",
+    "Replicas",
+    "Rows",
+    "TensorBoard",
+    "is_probing",
+    "local_gradients",
+    "plot",
+]

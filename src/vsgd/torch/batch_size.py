@@ -74,7 +74,7 @@ class BatchSizer(Sampler[list[int]]):
         for x, y in DataLoader(dataset, batch_sampler=sizer):
             opt.minimize([partial(loss, *half) for half in zip(x.chunk(2), y.chunk(2))])
 
-    Each minibatch must be used for one step, and a step must have several samples: micro-batches, rows or replicas.
+    Each minibatch must be used for one step, and a step must have several samples: micro-batches, rows or processes.
     What differs between them is noise. Gradients of consecutive steps would not do: where rates are optimal they are
     orthogonal on average, however strong the signal is. Several processes share a minibatch: each draws its part.
 
@@ -109,15 +109,15 @@ class BatchSizer(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """One pass over the data, in an order that all processes share; what fills no minibatch is left out."""
-        replicas = self._opt.replicas()
+        processes = self._opt.processes()
         order = torch.randperm(self._length, generator=torch.Generator().manual_seed(self._seed + self._epoch)).tolist()
         self._epoch += 1
         self._drawn.clear()
         self._ended = None
         start = 0
-        while start + (size := max(self.size // replicas.size, 1) * replicas.size) <= self._length:
+        while start + (size := max(self.size // processes.size, 1) * processes.size) <= self._length:
             self._drawn.append(size)
-            yield order[start + replicas.rank : start + size : replicas.size]
+            yield order[start + processes.rank : start + size : processes.size]
             start += size
 
     def seconds(self) -> dict[int, float]:
@@ -146,7 +146,8 @@ class BatchSizer(Sampler[list[int]]):
         if found is None:
             raise RuntimeError(
                 "BatchSizer measures the noise between the samples of a step, and this step was one sample: give "
-                "halves of the minibatch, opt.minimize([first, second]), or use per_sample=model or samples='replicas'"
+                "halves of the minibatch, opt.minimize([first, second]), or use per_sample=model, or "
+                "distributed=Replicas()"
             )
         variance, signal = float(found.variance), float(found.signal)
         if math.isfinite(variance) and math.isfinite(signal):
@@ -154,14 +155,14 @@ class BatchSizer(Sampler[list[int]]):
 
     def _decide(self) -> None:
         """Choose the next size, from numbers that are the same in all processes."""
-        seconds, replicas = self.seconds(), self._opt.replicas()
+        seconds, processes = self.seconds(), self._opt.processes()
         if not seconds:  # a pass over the data is one step, whose time is not known
             return
         sizes = sorted(seconds)
-        rows = replicas.numbers(
+        rows = processes.numbers(
             "batch size", self.noise.variance, self.noise.signal, *(seconds[size] for size in sizes)
         )
-        variance, signal, *times = (sum(column) / replicas.size for column in zip(*rows, strict=True))
+        variance, signal, *times = (sum(column) / processes.size for column in zip(*rows, strict=True))
         fixed, each = fitted_time(dict(zip(sizes, times, strict=True)))
         smallest, largest = self._limits
         wanted = best_size(doublings(smallest, largest), noise_scale(Noise(variance, signal)), fixed, each)

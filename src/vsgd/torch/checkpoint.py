@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import Networks, Progress
-from vsgd.algorithms.paper import Paper
-from vsgd.tensors import LEAST_PROBE, UNLIMITED, Config, Totals
-from vsgd.torch.basis import matrix_shape
-from vsgd.torch.running import Correction
-from vsgd.torch.shards import is_sharded, local_of
-from vsgd.torch.storage import STATISTICS, ParamState, is_blank, precision
+from vsgd.algorithms.networks import Progress
+from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, strategy_of
+from vsgd.torch.batchnorm import Correction
+from vsgd.torch.coordinates import precision
+from vsgd.torch.distributed import is_sharded, local_of
+from vsgd.torch.state import FIELDS, FORMAT, SIDES, STATISTICS, ParamState, found_layout, is_blank
 
-ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in (Networks, Paper)}
+ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in STRATEGIES}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-SIDES = ("left", "right")
 
 COUNTS = ("steps", "unprobed", "skipped", "skipped_in_a_row")
 SETTINGS = ("lr", "weight_decay")
@@ -27,9 +24,6 @@ NUMBERS = ("samples", "gradient_flops")
 
 MAX_COUNT = 1 << 53
 """Upper bound for counts of steps. Every whole number up to here is a float64."""
-
-LEAST = {"grad_sq": 0.0, "curv_sq": 0.0, "seen": 0.0, "steps": 0.0, "totals": 0.0}
-"""Of the numbers of a state that cannot be less."""
 
 BASIS_TOLERANCE = 0.05
 """How far QᵀQ may be from the identity; a basis that was saved in half precision is further off than others."""
@@ -41,6 +35,8 @@ SUM_TOLERANCE = 0.1
 class Checkpoint(NamedTuple):
     """What `load_state_dict` needs, in memory of its own."""
 
+    saved: dict[str, Any]
+    """The state dictionary in the present format."""
     algorithms: list[Config]
     """Of each group."""
     states: dict[Tensor, ParamState]
@@ -54,9 +50,10 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
     """
     if not (is_dict(saved) and is_dict(saved.get("state")) and isinstance(saved.get("param_groups"), list)):
         raise refused("the state is not one of VSGD: it must have a dictionary 'state' and a list 'param_groups'")
-    found = saved["param_groups"]
-    if not all(is_dict(group) and is_dict(group.get("algorithm")) for group in found):
+    if not all(is_dict(group) and is_dict(group.get("algorithm")) for group in saved["param_groups"]):
         raise refused("the state is not one of VSGD, or one of an earlier version")
+    saved = in_present_format(saved)
+    found = saved["param_groups"]
     sizes, own_sizes = [size_of(group.get("params")) for group in found], [len(group["params"]) for group in groups]
     if sizes != own_sizes:
         raise refused(f"the state is of another model: its parameter groups have sizes {sizes}, these have {own_sizes}")
@@ -79,7 +76,31 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
     algorithms = [algorithm_of(group["algorithm"], place) for place, group in enumerate(found)]
     for place, (group, algorithm) in enumerate(zip(found, algorithms, strict=True)):
         check_window(group, algorithm, place)
-    return Checkpoint(algorithms, copies, corrections_of(saved.get("statistics", {})))
+    return Checkpoint(saved, algorithms, copies, corrections_of(saved.get("statistics", {})))
+
+
+def in_present_format(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of an earlier format in the present one; nothing of `saved` is changed.
+
+    Version 0.2 wrote no number of the format. It did not save the spread of the losses, which starts at 0.
+
+    Raises:
+        ValueError: the state was written by a later version.
+    """
+    version = saved.get("format", 2)
+    if version == FORMAT:
+        return saved
+    if not is_count(version) or not 2 <= version < FORMAT:
+        raise refused(
+            f"the state has format {version!r}; this version of vsgd reads formats 2 (vsgd 0.2) to {FORMAT}. Load it "
+            "with the version of vsgd that wrote it"
+        )
+    without_spread = len(Progress._fields) - 1
+    groups = [
+        {**group, "progress": [*group["progress"], 0.0]} if size_of(group.get("progress")) == without_spread else group
+        for group in saved["param_groups"]
+    ]
+    return {**saved, "format": FORMAT, "param_groups": groups}
 
 
 def refused(why: str) -> ValueError:
@@ -146,13 +167,12 @@ def is_progress(value: Any) -> bool:
 
 def check_window(group: dict[str, Any], algorithm: Config, place: int) -> None:
     """Refuse an averaging window that is longer than training can have made it: the average would not move."""
-    if isinstance(algorithm, Networks):
-        window, longest = group["averaging"][0], algorithm.min_window + (1 + algorithm.window_share) * group["steps"]
-        if window > longest:
-            raise refused(
-                f"the state is damaged: the averaging window of group {place} is {window:g} after {group['steps']} "
-                f"steps, it can be at most {longest:g}"
-            )
+    window, longest = group["averaging"][0], strategy_of(algorithm).max_window(group["steps"], algorithm)
+    if window > longest:
+        raise refused(
+            f"the state is damaged: the averaging window of group {place} is {window:g} after {group['steps']} "
+            f"steps, it can be at most {longest:g}"
+        )
 
 
 def are_numbers(value: Any, length: int) -> bool:
@@ -237,31 +257,19 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def wanted_shapes(found: dict[Any, Any], parameter: Tensor) -> dict[Any, Any]:
-    """Of a dense parameter or of a table, whichever it is, with the bases that it has."""
-    shape = tuple(parameter.shape)
-    wanted: dict[Any, Any] = dict.fromkeys(STATISTICS, shape)
-    wanted |= {key: shape for key in ("iterate", "average") if key in found}
-    if shape and shape[0] > 1 and found.get("seen") == shape[:1]:
-        return {**wanted, "seen": shape[:1]}
-    wanted |= {"seen": (1,), "steps": (1,), "totals": (len(Totals._fields),)}
-    for side, width in zip(SIDES, matrix_shape(parameter), strict=True):
-        if f"{side}_basis" in found:
-            size = max((found[f"{side}_basis"] or (1,))[-1], 2)
-            wanted |= dict.fromkeys((f"{side}_basis", f"{side}_cov"), (width // size, size, size))
-    return wanted
+    """Return the shapes of the fields of a parameter, dense or a table, with the bases that it has."""
+    layout = found_layout(found, parameter)
+    shapes = {field.name: field.shape(layout) for field in FIELDS if not field.is_optional or field.name in found}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
-    """Are these numbers that training can leave? It skips gradients whose square, or curvature, would overflow."""
+    """Return whether training can leave these numbers. It skips gradients whose square would overflow."""
+    field = next(field for field in FIELDS if field.name == key)
     largest = torch.finfo(torch.float64 if precision(parameter.dtype) == torch.float64 else torch.bfloat16).max
-    root = math.sqrt(largest)
-    gradients = dict.fromkeys(("grad", "iterate", "average"), root * LEAST_PROBE)
-    squares = dict.fromkeys(("grad_sq", "left_cov", "right_cov"), largest * LEAST_PROBE)
-    curvatures = {"curv": root / 10, "curv_sq": largest / 100}  # second moments may yet be inflated
-    most = {**gradients, **squares, **curvatures, **dict.fromkeys(("memory", "seen", "steps"), UNLIMITED)}
     low, high = (float(each) for each in value.detach().aminmax())
     whole = key != "steps" or low.is_integer()
-    return LEAST.get(key, -math.inf) <= low and max(-low, high) <= most.get(key, largest * parameter.numel()) and whole
+    return field.low <= low and max(-low, high) <= field.high(largest, parameter.numel()) and whole
 
 
 def adds_up(state: ParamState) -> bool:

@@ -11,22 +11,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakSet
 
 from torch import Tensor
 
+from vsgd.torch.process import OPTIMIZERS
+
 if TYPE_CHECKING:
-    from vsgd.torch.closure import Saving
     from vsgd.torch.optimizer import VSGD
+    from vsgd.torch.replay import Saving
 
 SHARED_PARAMETERS = (
     "another VSGD has changed parameters of this one since its last step. Two optimizers cannot train the same "
     "parameters in turn: use one VSGD with the sum of the losses, or with parameter groups. If the other one has "
     "finished, make a new VSGD."
 )
-
-OPTIMIZERS: WeakSet[VSGD] = WeakSet()
-"""All that exist."""
 
 _clock = itertools.count(1)
 

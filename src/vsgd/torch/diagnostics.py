@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import Networks
+from vsgd.algorithms.strategy import ROUNDING, strategy_of
 from vsgd.core import variance
-from vsgd.tensors import ROUNDING
 from vsgd.torch.basis import describe
-from vsgd.torch.engine import rates, state_of
+from vsgd.torch.block import rates_of
+from vsgd.torch.blocks import engine_for, learning_coordinates
+from vsgd.torch.distributed import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
-from vsgd.torch.shards import local_of
-from vsgd.torch.storage import block_of
-from vsgd.torch.work import horizon_of
+from vsgd.torch.update import learning_rates, rule_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,13 +117,13 @@ def diagnose(
     variance_sum, signal_sum = 0.0, 0.0
     for number, group in enumerate(groups):
         config = group["algorithm"]
-        uses_basis = isinstance(config, Networks) and config.eigenbasis
+        uses_basis, scales = strategy_of(config).rotates(config), rates_of(group)
         for index, parameter in enumerate(group["params"]):
             if not states.get(parameter):
                 continue
             names = group.get("param_names")
-            block = block_of(parameter, states[parameter], config)
-            state = state_of(block, block.seen)
+            block = learning_coordinates(parameter, states[parameter], group)
+            rule, state = rule_of(engine_for(parameter.device), config), block.state(block.seen)
             sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
             variance_sum += float(sigma_sq.sum())
             signal_sum += float((state.mean.grad**2).sum())
@@ -134,7 +133,7 @@ def diagnose(
                     name=names[index] if names else f"group {number}, parameter {index}",
                     coordinates=len(block.theta),
                     basis=describe(parameter, states[parameter]) if uses_basis else "as it is",
-                    rate=_quantiles(rates(block, group["samples"], config, horizon_of(group)) * float(group["lr"])),
+                    rate=_quantiles(learning_rates(block, group["samples"], rule, scales.horizon) * scales.lr),
                     memory=_quantiles(state.memory),
                     signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
                     outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),

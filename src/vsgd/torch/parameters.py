@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from vsgd.torch.shards import check_sharding, is_sharded, local_of
+from vsgd.torch.distributed import check_sharding, is_sharded, local_of
 
 
 class Layout(NamedTuple):

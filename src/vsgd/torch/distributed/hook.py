@@ -5,7 +5,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 
 def local_gradients(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Let DistributedDataParallel leave each process its own gradient, as `VSGD(..., samples="replicas")` needs it.
+    """Let DistributedDataParallel leave each process its own gradient, as `VSGD(..., distributed=Replicas())` needs it.
 
         model = DistributedDataParallel(model)
         model.register_comm_hook(None, vsgd.torch.local_gradients)

@@ -1,56 +1,25 @@
-"""Evaluating a closure a second time as if it were the first: same random numbers, buffers left alone."""
+"""Evaluate a closure again as if it were the first time: same random numbers, buffers and gradients of others kept."""
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
-from vsgd.torch.frameworks import SCALER, check_accumulation, remedy
+from vsgd.torch.frameworks import SCALER
 from vsgd.torch.interrupts import call_user
+from vsgd.torch.process import call_before_forward
 
 Closure = Callable[[], Any]
-
-NO_CLOSURE = """VSGD may need a second gradient of the same batch, so it takes a function that computes the loss:
-
-    opt.minimize(lambda: F.cross_entropy(model(x), y))    # instead of loss.backward() and opt.step()
-
-or, to change gradients before the step (clipping, for example):
-
-    def closure():
-        opt.zero_grad()
-        loss = ...
-        loss.backward()
-        return loss
-
-    opt.step(closure)"""
-
-NOT_REPEATABLE = (
-    "the closure does not compute the same {what} twice at the same weights ({values}). Usual causes: data are drawn "
-    "inside the closure, random numbers come from NumPy, Python or a torch.Generator of your own, or a hidden state is "
-    "carried on from call to call. Draw data and noise before the step, outside the closure."
-)
 
 FORWARD_OUTSIDE = (
     "the closure must run the forward pass itself: it is called a second time with probed parameters, and a loss that "
     "was computed before the step does not depend on them. Move `loss = ...` into the closure; no retain_graph."
 )
-
-OTHER_GRADIENTS = (
-    "the parameters have gradients from a backward() outside the closure, which a step would discard. To accumulate, "
-    "pass the micro-batches as a list, opt.step([closure, closure, ...]); if these gradients are not needed, call "
-    "opt.zero_grad() before the step."
-)
-
-# the hook below is meant to fire for a compiled module as well as for its parts
-warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
 
 NORMALIZATIONS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
@@ -65,86 +34,8 @@ _SAVING: ContextVar[tuple[Saving, ...]] = ContextVar("vsgd_saving", default=())
 
 
 def is_probing() -> bool:
-    """Is this a further evaluation of a minibatch, at other parameters? Loggers and counters may want to skip it."""
+    """Return whether a minibatch is being evaluated again, at other parameters. Loggers and counters may skip it."""
     return _PROBING.get()
-
-
-def check_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
-    """One closure or several, as a list; a TypeError that shows one otherwise."""
-    closures = list(closure) if isinstance(closure, Sequence) else [closure]
-    if not closures or not all(callable(each) for each in closures):
-        raise TypeError(NO_CLOSURE + remedy())
-    check_accumulation(len(closures))
-    return closures  # type: ignore[return-value]
-
-
-def check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor):
-        text = f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor"
-        raise TypeError(text + (remedy() if loss is None else ""))
-    if loss.numel() != 1:
-        raise ValueError(f"the closure returned a loss of shape {tuple(loss.shape)}; take its mean or sum")
-
-
-def mark_gradients(parameters: Iterable[Tensor]) -> None:
-    """Remember which gradients a step has left, and their versions."""
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.left_by_step = parameter.grad._version  # type: ignore[attr-defined]
-
-
-def check_gradients(parameters: Iterable[Tensor]) -> None:
-    """Raise if gradients are not those that a step has left: someone wants to accumulate, and they would be lost."""
-    found = [p.grad for p in parameters if p.grad is not None]
-    others = [grad for grad in found if getattr(grad, "left_by_step", None) != grad._version]
-    if any(bool(grad.norm() != 0) for grad in others):
-        raise RuntimeError(OTHER_GRADIENTS + remedy())
-
-
-class Evaluation(NamedTuple):
-    """What one call of a closure gave."""
-
-    loss: Tensor
-    grads: dict[Tensor, Tensor]
-    """The gradient of each parameter that has one, unscaled."""
-    recording: Any
-
-
-class NotRepeatable(RuntimeError):
-    """A closure did not compute the same loss or gradient twice."""
-
-
-def check_repeatable(first: Evaluation, again: Evaluation) -> None:
-    """Two evaluations at the same weights must agree, up to the rounding of parallel sums."""
-    loss, other = float(first.loss), float(again.loss)
-    if not abs(loss - other) <= 1e-3 * abs(loss) + 1e-12:
-        raise NotRepeatable(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
-    if first.grads.keys() != again.grads.keys():
-        raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values="other parameters have one"))
-    pairs = {
-        parameter: [each.to_dense() if each.is_sparse else each for each in (grad, again.grads[parameter])]
-        for parameter, grad in first.grads.items()
-    }
-    longest = max(float(here.norm()) for here, _ in pairs.values())
-    for parameter, (here, there) in pairs.items():
-        off, size = float((here - there).norm()), float(here.norm())
-        tolerance = 0.1 if parameter.dtype in (torch.float16, torch.bfloat16) else 0.01
-        # a gradient that is zero but for rounding, as that of a bias before BatchNorm, differs by all of it
-        if not off <= tolerance * size + 1e-6 * longest + 1e-12:
-            raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
-
-
-def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
-    """Where neither loss nor gradient changes at all, the closure did not use the probed parameters."""
-
-    def values(evaluation: Evaluation) -> list[Tensor]:
-        return [grad.coalesce().values() if grad.is_sparse else grad for grad in evaluation.grads.values()]
-
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in first.grads):
-        return  # a small probe may vanish in rounding
-    same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
-    if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
-        raise RuntimeError(FORWARD_OUTSIDE)
 
 
 class SavedBuffer(NamedTuple):
@@ -157,7 +48,7 @@ class SavedBuffer(NamedTuple):
 
     @property
     def is_statistic(self) -> bool:
-        """Is it part of the running statistics that a normalization gathers while it trains?"""
+        """Whether it is part of the running statistics that a normalization gathers while it trains."""
         module: Any = self.module
         return isinstance(module, NORMALIZATIONS) and module.training and module.running_mean is not None
 
@@ -237,16 +128,10 @@ def save_module(module: nn.Module, args: Any) -> None:
             saving.save_module(module)
 
 
-@functools.cache
-def watch_modules() -> None:
-    """Call `save_module` before every module. The hook stays, since adding one again would make torch recompile."""
-    register_module_forward_pre_hook(save_module)
-
-
 @contextmanager
 def saving_state(own: Collection[Tensor] = ()) -> Iterator[Saving]:
     """Save what closures may change within, as it is before the first call of each module in this thread."""
-    watch_modules()
+    call_before_forward(save_module)
     saving = Saving(own)
     token = _SAVING.set((*_SAVING.get(), saving))
     try:

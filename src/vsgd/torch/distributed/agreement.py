@@ -5,31 +5,33 @@ Nothing here changes a parameter or its state.
 
 from __future__ import annotations
 
-import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from vsgd.torch.closure import Evaluation
-from vsgd.torch.replicas import DifferenceError, Replicas
-from vsgd.torch.shards import holds_shards, is_sharded
+from vsgd.torch.distributed.messages import DifferenceError, Processes
+from vsgd.torch.distributed.shards import holds_shards, is_sharded
+from vsgd.torch.process import call_before_forward
+
+if TYPE_CHECKING:
+    from vsgd.torch.evaluation import Evaluation
 
 NOT_AVERAGED = (
     "the gradients of process {other} are not those of process 0. Wrap the model in DistributedDataParallel, which "
-    'averages them, or say VSGD(..., samples="replicas"), which averages them itself. For processes that train models '
-    "of their own: VSGD(..., process_group=dist.new_group([dist.get_rank()], use_local_synchronization=True))."
+    "averages them, or use VSGD(..., distributed=Replicas()), which averages them itself. If each process trains a "
+    "model of its own, give it a group of its own: Replicas(as_samples=False, process_group=dist.new_group("
+    "[dist.get_rank()], use_local_synchronization=True))."
 )
 
 ALREADY_AVERAGED = (
-    'with samples="replicas" each process must leave its own gradient, but all have left the same one. If the '
-    "model is wrapped in DistributedDataParallel, let that not average: "
+    "with distributed=Replicas() each process must leave its own gradient, but all have left the same one. If the "
+    "model is wrapped in DistributedDataParallel, prevent that from averaging: "
     "model.register_comm_hook(None, vsgd.torch.local_gradients). Give each process its own part of the data."
 )
 
@@ -102,18 +104,12 @@ def ask_before_forward(module: nn.Module, args: Any) -> None:
             ask()
 
 
-@functools.cache
-def watch_forward_passes() -> None:
-    """Have `ask_before_forward` called before every module. A hook per step would make torch compile again."""
-    register_module_forward_pre_hook(ask_before_forward)
-
-
-def agreed(
-    replicas: Replicas,
+def evaluate_on_all_ranks(
+    processes: Processes,
     run: Callable[[], Any],
     evaluate: Callable[[Callable[[], Any]], Evaluation],
     parameters: Sequence[Tensor],
-) -> tuple[Evaluation, Replicas]:
+) -> tuple[Evaluation, Processes]:
     """Evaluate a closure in all processes. Where only others have a gradient this one has zeros.
 
     An error of one process is raised by all. Other processes may wait for this one inside the closure: in a forward
@@ -123,35 +119,35 @@ def agreed(
         The evaluation of this process, and the processes, which now must have gradients of the same parameters unless
         these gradients are samples.
     """
-    if replicas.size == 1:
-        return evaluate(run), replicas
-    watch_forward_passes()
+    if processes.size == 1:
+        return evaluate(run), processes
+    call_before_forward(ask_before_forward)
     asked: set[str] = set()
 
     def ask(point: str) -> None:
         if point not in asked:
             asked.add(point)
-            replicas.numbers(point)
+            processes.numbers(point)
 
-    awaited = [] if replicas.are_samples else [p for p in parameters if p.requires_grad and not is_sharded(p)]
+    awaited = [] if processes.are_samples else [p for p in parameters if p.requires_grad and not is_sharded(p)]
     hook = register_multi_grad_hook(awaited, lambda grad: ask("first gradient"), mode="any")
     token = _BEFORE_FORWARD.set(lambda: ask("forward pass"))
     try:
         here = evaluate(run)
     except Exception as error:
-        replicas.share(error)
+        processes.share(error)
     finally:
         _BEFORE_FORWARD.reset(token)
         hook.remove()
     if awaited:
         ask("first gradient")
     kinds = [1 + here.grads[p].is_sparse if p in here.grads else 0 for p in parameters]
-    if not replicas.are_samples:
-        replicas = replicas.with_facts({"the gradient of parameter": tuple(KINDS[kind] for kind in kinds)})
+    if not processes.are_samples:
+        processes = processes.with_facts({"the gradient of parameter": tuple(KINDS[kind] for kind in kinds)})
         if not awaited:
-            replicas.numbers("end of an evaluation")
-        return here, replicas
-    found_kinds, _ = replicas.gather_kinds("end of an evaluation", kinds)
+            processes.numbers("end of an evaluation")
+        return here, processes
+    found_kinds, _ = processes.gather_kinds("end of an evaluation", kinds)
     everywhere: dict[Tensor, Tensor] = {}
     for index, (parameter, found) in enumerate(zip(parameters, found_kinds, strict=True)):
         if found >= {1, 2}:
@@ -159,7 +155,7 @@ def agreed(
         if max(found):
             grad = here.grads.get(parameter)
             everywhere[parameter] = no_gradient(parameter, 2 in found) if grad is None else grad
-    return here._replace(grads=everywhere), replicas
+    return here._replace(grads=everywhere), processes
 
 
 def no_gradient(parameter: Tensor, sparse: bool) -> Tensor:
@@ -170,27 +166,27 @@ def no_gradient(parameter: Tensor, sparse: bool) -> Tensor:
     return torch.sparse_coo_tensor(rows, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)
 
 
-def reduce_checks(replicas: Replicas, first: list[Evaluation], usable: bool, probing: bool) -> tuple[bool, bool]:
+def reduce_checks(processes: Processes, first: list[Evaluation], usable: bool, probing: bool) -> tuple[bool, bool]:
     """Replace losses by their mean over all evaluations and processes.
 
     Returns:
         Whether the numbers are usable in all processes, and whether any process wants to probe.
     """
-    if replicas.size == 1:
+    if processes.size == 1:
         return usable, probing
     loss = float(torch.stack([evaluation.loss for evaluation in first]).mean())
-    rows = replicas.numbers("check of the numbers", usable, probing, loss)
-    mean = first[0].loss.new_tensor(sum(row[2] for row in rows) / replicas.size)
+    rows = processes.numbers("check of the numbers", usable, probing, loss)
+    mean = first[0].loss.new_tensor(sum(row[2] for row in rows) / processes.size)
     first[:] = [evaluation._replace(loss=mean) for evaluation in first]
     return all(row[0] for row in rows), any(row[1] for row in rows)
 
 
-def check_averaged(replicas: Replicas, evaluation: Evaluation) -> None:
+def check_averaged(processes: Processes, evaluation: Evaluation) -> None:
     """Refuse gradients that should be averaged and are not, or should not be and are."""
-    if replicas.size == 1 or any(map(is_sharded, evaluation.grads)):
+    if processes.size == 1 or any(map(is_sharded, evaluation.grads)):
         return
-    sums = [row[0] for row in replicas.numbers("checksums of gradients", checksum(list(evaluation.grads.values())))]
-    if not replicas.are_samples:
+    sums = [row[0] for row in processes.numbers("checksums of gradients", checksum(list(evaluation.grads.values())))]
+    if not processes.are_samples:
         other = next((k for k, each in enumerate(sums) if each != sums[0]), None)
         if other is not None:
             raise DifferenceError(NOT_AVERAGED.format(other=other))

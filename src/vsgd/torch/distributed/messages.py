@@ -77,7 +77,7 @@ class Failure(NamedTuple):
         return error
 
 
-class Replicas(NamedTuple):
+class Processes(NamedTuple):
     """The processes that train one model, seen from one of them, which may be the only one."""
 
     group: Any
@@ -94,7 +94,7 @@ class Replicas(NamedTuple):
     digest: int = 0
     """Checksum of the facts."""
 
-    def with_facts(self, facts: dict[str, Any]) -> Replicas:
+    def with_facts(self, facts: dict[str, Any]) -> Processes:
         """Return these processes with further facts that must be equal in all of them."""
         digest = zlib.crc32(repr(facts).encode(), self.digest)
         return self._replace(facts={**self.facts, **facts}, digest=digest)
@@ -248,13 +248,47 @@ class Replicas(NamedTuple):
         return PeerError(PEER_LOST.format(lost=cause)) if failure is None else failure.as_error()
 
 
-ALONE = Replicas(group=None, messages=None, rank=0, size=1, are_samples=False)
+ALONE = Processes(group=None, messages=None, rank=0, size=1, are_samples=False)
 
 _MESSAGES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
-def replicas_of(group: Any, are_samples: bool, reduce_dtype: torch.dtype | None) -> Replicas:
-    """Return the processes of a group, or all there are."""
+class Replicas(NamedTuple):
+    """Setting of `VSGD`: how the processes of distributed training work together.
+
+        VSGD(model.parameters(), distributed=Replicas(reduce_dtype=torch.bfloat16))
+
+    Args:
+        as_samples: whether each process leaves the gradient of its own part of the minibatch. Each part is then a
+            sample, and VSGD averages the gradients. Otherwise gradients come averaged, as DistributedDataParallel and
+            FSDP leave them, and the minibatch of all processes together is the sample.
+        reduce_dtype: `torch.bfloat16` sends the moments of the samples in half the bytes of float32.
+        process_group: the processes that train this model; default: all.
+    """
+
+    as_samples: bool = True
+    reduce_dtype: torch.dtype | None = None
+    process_group: Any = None
+
+
+AVERAGED = Replicas(as_samples=False)
+"""The default: gradients come averaged over all processes."""
+
+
+def check_replicas(setting: Any) -> Replicas:
+    """Return the setting, or raise if it is not one."""
+    if not isinstance(setting, Replicas):
+        raise TypeError(f"distributed is {setting!r}, it must be a vsgd.torch.Replicas")
+    if setting.reduce_dtype not in (None, torch.bfloat16):
+        raise ValueError(f"reduce_dtype is {setting.reduce_dtype}, it must be torch.bfloat16 or left out")
+    if setting.reduce_dtype is not None and not setting.as_samples:
+        raise ValueError("reduce_dtype is the precision of moments of samples, so it needs Replicas(as_samples=True)")
+    return setting
+
+
+def processes_of(setting: Replicas) -> Processes:
+    """Return the processes of distributed training; a single one if there is none."""
+    are_samples, reduce_dtype, group = setting
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:
         return ALONE
     group = dist.group.WORLD if group is None else group
@@ -263,7 +297,7 @@ def replicas_of(group: Any, are_samples: bool, reduce_dtype: torch.dtype | None)
         limit = None if store is None else store.timeout
         _MESSAGES[group] = dist.new_group(ranks, limit, backend="gloo", use_local_synchronization=True)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    return Replicas(group, _MESSAGES[group], rank, size, are_samples, reduce_dtype)
+    return Processes(group, _MESSAGES[group], rank, size, are_samples, reduce_dtype)
 
 
 def raised_by_all(step: Callable[P, T]) -> Callable[P, T]:
@@ -272,11 +306,11 @@ def raised_by_all(step: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(step)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         opt: Any = args[0]
-        replicas: Replicas = opt.replicas()
+        processes: Processes = opt.processes()
         try:
             return step(*args, **kwargs)
         except Exception as error:
-            replicas.share(error)
+            processes.share(error)
 
     return call
 

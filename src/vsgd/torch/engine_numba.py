@@ -1,4 +1,4 @@
-"""Compiled loops over flat arrays: the engine for tensors on a CPU. The body of each loop is an algorithm's own text.
+"""The engine for tensors on a CPU: compiled loops over flat arrays. Each loop's body is the text of an algorithm.
 
 Arrays are cut into pieces of at most `PIECE` coordinates of one segment. Threads share the pieces, and sums are taken
 over a piece at a time, so that results do not depend on the number of threads.
@@ -14,23 +14,137 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from vsgd.algorithms.networks import TensorContext, limited_step, random_bit
-from vsgd.algorithms.networks import probe as probe_of_size
+from vsgd.algorithms.networks import TensorContext, random_bit
+from vsgd.algorithms.strategy import Config, Strategy
 from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.jit import kept
+from vsgd.torch.coordinates import (
+    CURV,
+    CURV_SQ,
+    GRAD_SQ,
+    OUTLIERS,
+    PENALTY,
+    PRODUCTS,
+    SIGNAL,
+    SUMS,
+    BatchMoments,
+    Coordinates,
+)
+from vsgd.torch.distributed import summed
 
 PIECE = 1 << 13
 MIN_PIECES_PER_THREAD = 8
 """Waking a second thread for less work takes longer than doing it."""
 
-GRAD_SQ, SIGNAL, CURV, CURV_SQ, OUTLIERS, GAIN, BEND = range(7)
-"""Columns of the sums over a piece: v̄, ḡ², |h̄^fd|, v̄^fd, outliers, ∇·(θ − θ̄) and ½|h̄^fd|(θ − θ̄)²."""
+
+class NumbaEngine:
+    """Runs compiled loops on the memory of CPU tensors. Implements `Engine`."""
+
+    def numbers(self, values: Tensor) -> Any:
+        return values.numpy()
+
+    def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
+        pieces = all_pieces(coordinates)
+        sums = np.zeros(len(pieces))
+        on_threads(kept(norm_loop), pieces, values.numpy(), sums)
+        return per_segment(sums, pieces, coordinates)
+
+    def probe(
+        self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
+    ) -> Tensor:
+        dtype, delta = array(coordinates.theta).dtype, torch.empty_like(coordinates.theta)
+        offsets = (0,) * len(coordinates.lengths) if coordinates.shards is None else coordinates.shards.offsets
+        starts = np.cumsum([0, *coordinates.lengths[:-1]]) - np.array(offsets)
+        sizes = strategy.probe_size(coordinates.total_columns().scale, config)
+        segments = np.array([coordinates.seen.numpy(), batch.counts.numpy(), sizes.numpy()], dtype)
+        on_threads(
+            probe_loop(strategy.probe, array(coordinates.grad).dtype == np.uint16, seeds is not None),
+            all_pieces(coordinates),
+            tuple(map(array, coordinates.statistics)),
+            array(batch.grad),
+            segments,
+            starts,
+            np.array(seeds or [0], np.int64),
+            in_precision(config, dtype),
+            array(delta),
+        )
+        return delta
+
+    def learn(
+        self,
+        coordinates: Coordinates,
+        batch: BatchMoments,
+        delta: Tensor | None,
+        context: TensorContext,
+        lr: float,
+        strategy: Strategy,
+        config: Config,
+        writes_curvature: bool,
+        weight: Any,
+    ) -> tuple[Tensor | None, Any]:
+        dtype = coordinates.theta.numpy().dtype
+        nothing = coordinates.theta[:0]
+        several, moves = batch.grad_sq is not None, weight is not None
+        steps = nothing if moves else torch.zeros_like(coordinates.theta)
+        pieces = pieces_of(coordinates.lengths, tuple(batch.counts.numpy() > 0))
+        sums = np.zeros((len(pieces), len(SUMS)))
+        compact = coordinates.grad.dtype == torch.bfloat16, coordinates.curv.dtype == torch.bfloat16
+        flags = several, delta is not None, writes_curvature, moves
+        parts = (
+            batch.grad,
+            batch.grad_sq,
+            batch.diff if several else batch.probed_grad,
+            batch.diff_sq,
+            batch.grad if batch.direction is None else batch.direction,
+        )
+        segments = (coordinates.seen.numpy(), batch.counts.numpy(), *context, *([weight] if moves else []))
+        on_threads(
+            learn_loop(strategy.learn(coordinates.decoupled), *compact, *flags),
+            pieces,
+            (array(coordinates.grad), array(coordinates.grad_sq)),
+            (array(coordinates.curv), array(coordinates.curv_sq)),
+            array(coordinates.memory),
+            tuple(array(nothing if part is None else part) for part in parts),
+            array(nothing if delta is None else delta),
+            np.array(segments, dtype),
+            dtype.type(lr),
+            in_precision(config, dtype),
+            array(steps),
+            array(coordinates.theta),
+            array(nothing if coordinates.average is None else coordinates.average),
+            sums,
+        )
+        return None if moves else steps, per_segment(sums, pieces, coordinates)
+
+    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:
+        pieces = all_pieces(coordinates)
+        sums = np.zeros(len(pieces))
+        average = coordinates.theta[:0] if coordinates.average is None else coordinates.average
+        arrays = [part.numpy() for part in (coordinates.theta, average, steps, grad)]
+        segments = np.array([decay, weight], arrays[0].dtype)
+        on_threads(kept(move_loop), pieces, *arrays, segments, sums)
+        return per_segment(sums, pieces, coordinates)
+
+    def moves_at_once(self, coordinates: Coordinates) -> bool:
+        return coordinates.average is not None
+
+
+def array(part: Tensor) -> Any:
+    """Return the memory of a tensor as an array; that of a bfloat16 as its bits."""
+    return part.view(torch.int16).numpy().view(np.uint16) if part.dtype == torch.bfloat16 else part.numpy()
+
+
+@functools.lru_cache(256)
+def in_precision(config: Config, dtype: np.dtype[Any]) -> Config:
+    """Return constants in the precision of the loop, so that float32 stays float32."""
+    return type(config)._make(value if isinstance(value, bool) else dtype.type(value) for value in config)
 
 
 @functools.lru_cache(256)
 def pieces_of(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
-    """Number of the segment, begin and end of every piece of the active segments."""
+    """Return the segment, begin and end of every piece of the active segments."""
     starts = itertools.accumulate(lengths, initial=0)
     table = [
         (segment, begin, min(begin + PIECE, start + length))
@@ -39,6 +153,19 @@ def pieces_of(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
         for begin in range(start, start + length, PIECE)
     ]
     return np.array(table, np.int64).reshape(-1, 3)
+
+
+def all_pieces(coordinates: Coordinates) -> Any:
+    return pieces_of(coordinates.lengths, (True,) * len(coordinates.lengths))
+
+
+def per_segment(sums: Any, pieces: Any, coordinates: Coordinates) -> Any:
+    """Return sums over segments, of all processes, from sums over pieces."""
+    if pieces is not all_pieces(coordinates) or len(pieces) != len(coordinates.lengths):
+        totals = np.zeros((len(coordinates.lengths), *sums.shape[1:]))
+        np.add.at(totals, pieces[:, 0], sums)
+        sums = totals
+    return sums if coordinates.shards is None else summed(torch.from_numpy(sums), coordinates.shards).numpy()
 
 
 def on_threads(loop: Callable[..., Any], pieces: Any, *arguments: Any) -> None:
@@ -101,16 +228,6 @@ def norm_loop(first: int, last: int, pieces: Any, values: Any, sums: Any) -> Non
         sums[piece] = total_sq(values[pieces[piece, 1] : pieces[piece, 2]], identity)
 
 
-def probe_loop(first: int, last: int, pieces: Any, delta: Any, starts: Any, sizes: Any, seeds: Any) -> None:
-    """`networks.probe` with random signs."""
-    for piece in range(first, last):
-        segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
-        size, seed, offset = sizes[segment], seeds[segment], begin - starts[segment]
-        part = delta[begin:end]
-        for i in range(len(part)):
-            part[i] = probe_of_size(size, random_bit(offset + i, seed))
-
-
 def total_abs(values: Any, load: Callable[..., Any]) -> Any:
     """Sum of absolute values over a piece."""
     result = abs(load(values[0]))
@@ -132,6 +249,48 @@ for _function in (total, total_sq, total_abs, total_along):
     vars(_function)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
 
 
+def make_probe_loop(probe: Callable[..., Any], load: Callable[..., Any], is_random: bool) -> Callable[..., None]:
+    """Return the loop that computes offsets δ, with random signs or with those opposite to the gradient's."""
+
+    def probe_loop(
+        first: int,
+        last: int,
+        pieces: Any,
+        statistics: Any,
+        batch_grad: Any,
+        segments: Any,
+        starts: Any,
+        seeds: Any,
+        config: Any,
+        delta: Any,
+    ) -> None:
+        for piece in range(first, last):
+            segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
+            seen, count, size = segments[0, segment], segments[1, segment], segments[2, segment]
+            seed = seeds[segment] if is_random else 0
+            offset = begin - starts[segment]
+            grad, mean, memory, part = (
+                batch_grad[begin:end],
+                statistics[0][begin:end],
+                statistics[4][begin:end],
+                delta[begin:end],
+            )
+            for i in range(len(part)):
+                g = load(mean[i])
+                # of the statistics, probes depend on ḡ and τ only
+                state = State(Moments(g, g, g, g), load(memory[i]), seen)
+                positive = random_bit(offset + i, seed) if is_random else np.int64(grad[i] < 0)
+                part[i] = probe(state, grad[i], count, size, positive, config)
+
+    return probe_loop
+
+
+@functools.cache
+def probe_loop(probe: Callable[..., Any], compact: bool, is_random: bool) -> Callable[..., None]:
+    """Return the compiled loop for a probe, the precision of the statistics (compact: bfloat16), and its signs."""
+    return kept(make_probe_loop(probe, widen if compact else identity, is_random))
+
+
 def make_learn_loop(
     learn: Callable[..., Any],
     load: Callable[..., Any],
@@ -140,7 +299,7 @@ def make_learn_loop(
     store_curv: Callable[..., Any],
     several: bool,
     probed: bool,
-    keeps_curv: bool,
+    writes_curvature: bool,
     moves: bool,
 ) -> Callable[..., None]:
     """The loop that learns from a minibatch and, if it `moves`, descends and averages the iterates right away.
@@ -181,14 +340,14 @@ def make_learn_loop(
             me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]
             th, av = theta[begin:end], average[begin:end]
             weight, no_decay = segments[-1, segment], segments.dtype.type(0)
-            bends = np.empty(len(th) if moves and probed else 0, theta.dtype)
+            penalties = np.empty(len(th) if moves and probed else 0, theta.dtype)
             gr, gr_sq = means[0][begin:end], means[1][begin:end]
             cu, cu_sq = curvs[0][begin:end], curvs[1][begin:end]
             b_grad, b_grad_sq, b_direction = batch[0][begin:end], batch[1][begin:end], batch[4][begin:end]
             b_diff, b_diff_sq = batch[2][begin:end], batch[3][begin:end]
             outliers = np.int32(0)
             if moves:
-                sums[piece, GAIN] = total_along(b_grad, th, av)
+                sums[piece, PRODUCTS] = total_along(b_grad, th, av)
             for i in range(len(me)):
                 mean = Moments(load(gr[i]), load(gr_sq[i]), load_curv(cu[i]), load_curv(cu_sq[i]))
                 g = b_grad[i]
@@ -197,17 +356,17 @@ def make_learn_loop(
                     diff = b_diff[i] if several else b_diff[i] - g
                     h, h_sq = measured_curvature(mean, diff, b_diff_sq[i] if several else diff * diff, de[i])
                 moments = Moments(g, b_grad_sq[i] if several else g * g, h, h_sq)
-                state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor)
-                step = limited_step(lr * info.rate, b_direction[i] if several else g, mean.grad_sq, tensor)
+                direction = b_direction[i] if several else g
+                state, info, step = learn(State(mean, load(me[i]), seen), moments, direction, count, lr, config, tensor)
                 gr[i] = store(state.mean.grad)
                 gr_sq[i] = store(state.mean.grad_sq)
-                if keeps_curv:
+                if writes_curvature:
                     cu[i] = store_curv(state.mean.curv)
                     cu_sq[i] = store_curv(state.mean.curv_sq)
                 if moves:
                     if probed:
                         offset = th[i] - av[i]
-                        bends[i] = abs(load_curv(cu[i])) * offset * offset
+                        penalties[i] = abs(load_curv(cu[i])) * offset * offset
                     moved = descend(th[i], step, no_decay)
                     av[i] = ema(av[i], moved, weight)
                     th[i] = moved
@@ -218,12 +377,12 @@ def make_learn_loop(
                 outliers = np.int32(outliers + np.int32(info.outlier))
             sums[piece, GRAD_SQ] = total(gr_sq, load)
             sums[piece, SIGNAL] = total_sq(gr, load)
-            if keeps_curv:
+            if writes_curvature:
                 sums[piece, CURV] = total_abs(cu, load_curv)
                 sums[piece, CURV_SQ] = total(cu_sq, load_curv)
             sums[piece, OUTLIERS] = outliers
             if moves and probed:
-                sums[piece, BEND] = total(bends, identity) / 2
+                sums[piece, PENALTY] = total(penalties, identity) / 2
 
     return learn_loop
 

@@ -1,0 +1,274 @@
+"""Run an algorithm on whole tensors: what `vsgd.torch` and `vsgd.optax` share, and one `Strategy` per algorithm.
+
+A front end asks the strategy of an algorithm what to probe and when, how to learn, and what the coordinates of a tensor
+share. It has no branches on the algorithm itself. The functions are plain arithmetic, as `vsgd.core` explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vsgd.algorithms import networks, paper
+from vsgd.algorithms.networks import Networks, TensorContext
+from vsgd.algorithms.paper import Paper
+from vsgd.core import Array, Info, Moments, State, larger, select, square_root
+
+Config = Paper | Networks
+
+LEAST_PROBE = 1e-5
+"""No usual probe is smaller; differences of gradients are divided by it, and squared."""
+
+UNLIMITED = 1e18
+"""Stands for no limit, and one over it for the smallest probe; squares of both are still a float32."""
+
+LEAST_SIZE = 1e-30
+"""Stands for the size of a probe before the first one."""
+
+LEAST_NORM = 1e-30
+"""Stands for the norm of a gradient that is zero."""
+
+ROUNDING = 1e-5
+"""A gradient whose norm is below this fraction of the largest is rounding, as that of a bias before BatchNorm."""
+
+
+class Totals(NamedTuple):
+    """Numbers per tensor: sums over its coordinates, and lengths."""
+
+    grad_sq: Array
+    """Σ v̄"""
+    signal: Array
+    """Σ ḡ²"""
+    curv: Array
+    """Σ |h̄^fd|"""
+    curv_sq: Array
+    """Σ v̄^fd"""
+    probe_size: Array
+    """RMS of the last probe δ."""
+    scale: Array
+    """Length scale: the largest RMS that the tensor has had."""
+
+
+Learn = Callable[..., tuple[State, Info, Array]]
+"""(state, batch, direction, count, lr, config, tensor) → new statistics, rates and outliers, and the steps."""
+
+
+class Strategy(NamedTuple):
+    """How one algorithm runs on whole tensors. Every function takes the constants of the algorithm as `config`."""
+
+    learn_decoupled: Learn
+    """In coordinates in which the covariance of the gradient is nearly diagonal."""
+    learn_coupled: Learn
+    """In all others."""
+    rate: Callable[..., Array]
+    """(state, count, config, tensor, decoupled) → learning rate of each coordinate, from the statistics so far."""
+    context: Callable[..., TensorContext]
+    """(totals, length, config, horizon) → quantities that the coordinates of a tensor share."""
+    probe: Callable[..., Array]
+    """(state, grad, count, size, positive, config) → offset δ; `positive` is 1 or 0, for the sign of ± size."""
+    uses_signs: bool
+    """Whether `probe` uses `size` and `positive`."""
+    probe_due: Callable[..., Array]
+    """(starting, unprobed, long, config) → whether a second gradient is due."""
+    is_long: Callable[..., Array]
+    """(norm_sq, totals, count, config) → whether the gradient of a tensor is unusually long."""
+    probe_size: Callable[..., Array]
+    """(scale, config) → |δ|."""
+    length_scale: Callable[..., Array]
+    """(before, mean_sq, overall, least, config) → new length scale; see `length_scale`."""
+    averaging_weight: Callable[..., Array]
+    """(seen, window, config) → weight with which a new iterate enters the average."""
+    row_averaging_weight: Callable[..., Array]
+    """(seen, count, config) → the same for a row of an embedding table."""
+    averages_iterates: Callable[[Any], bool]
+    """(config) → whether the weights to evaluate are an average of the iterates."""
+    rotates: Callable[[Any], bool]
+    """(config) → whether tensors are rotated into an eigenbasis."""
+    coarse_curvature: bool
+    """Whether bfloat16 suffices for curvatures."""
+    first_window: Callable[[Any], float]
+    """(config) → window of the average before the first step."""
+    max_window: Callable[..., float]
+    """(steps, config) → the longest window that training can have reached."""
+
+    def learn(self, decoupled: bool) -> Learn:
+        return self.learn_decoupled if decoupled else self.learn_coupled
+
+
+# --- networks -----------------------------------------------------------------------------------------------------
+
+
+def learn_decoupled(
+    state: State, batch: Moments, direction: Any, count: Any, lr: Any, config: Any, tensor: Any
+) -> tuple[State, Info, Any]:
+    new, info = networks.learn(state, batch, count, config, tensor, True)
+    return new, info, networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
+
+
+def learn_coupled(
+    state: State, batch: Moments, direction: Any, count: Any, lr: Any, config: Any, tensor: Any
+) -> tuple[State, Info, Any]:
+    new, info = networks.learn(state, unsigned(batch), count, config, tensor, False)
+    return new, info, networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
+
+
+def unsigned(batch: Moments) -> Moments:
+    """Return moments with the absolute value of the curvature."""
+    return Moments(batch.grad, batch.grad_sq, abs(batch.curv), batch.curv_sq)
+
+
+def network_rate(state: State, count: Array, config: Networks, tensor: TensorContext, decoupled: bool) -> Array:
+    return networks.rate(state.mean, state.memory, count, config, tensor, decoupled)
+
+
+def network_context(totals: Totals, length: Array, config: Networks, horizon: Array) -> TensorContext:
+    """Return what the `length` coordinates of a tensor share."""
+    signal_rms, grad_rms = square_root(totals.signal / length), square_root(totals.grad_sq / length)
+    size = larger(totals.probe_size, LEAST_SIZE)
+    return networks.context(totals.curv / length, totals.curv_sq / length, signal_rms, grad_rms, size, config, horizon)
+
+
+def network_probe(state: State, grad: Any, count: Any, size: Any, positive: Any, config: Any) -> Any:
+    return networks.probe(size, positive)
+
+
+def network_probe_due(starting: Array, unprobed: Array, long: Array, config: Networks) -> Array:
+    """Return whether a second gradient is due: at the start of averages, or by `networks.probe_due`."""
+    return starting | networks.probe_due(unprobed, long, config)
+
+
+def network_is_long(norm_sq: Array, totals: Totals, count: Array, config: Networks) -> Array:
+    return networks.is_long(norm_sq, expected_norm_sq(totals, count), config)
+
+
+def network_probe_size(scale: Array, config: Networks) -> Array:
+    """Return |δ|, never so small that its square vanishes."""
+    return larger(networks.probe_size(scale, config), 1 / UNLIMITED)
+
+
+def network_length_scale(before: Array, mean_sq: Array, overall: Array, least: Array, config: Networks) -> Array:
+    """Return the length scale of a tensor: the largest RMS so far, of the tensor or of all parameters together.
+
+    Args:
+        before: length scale so far.
+        mean_sq: mean square of the tensor.
+        overall: mean square of all parameters together.
+        least: RMS to assume where all parameters are zero.
+        config: constants of the algorithm.
+    """
+    rms = square_root(select(overall > mean_sq, overall, mean_sq))
+    return networks.length_scale(before, select(overall > 0, rms, least), config)
+
+
+def network_max_window(steps: int, config: Networks) -> float:
+    return config.min_window + (1 + config.window_share) * steps
+
+
+NETWORK_STRATEGY = Strategy(
+    learn_decoupled=learn_decoupled,
+    learn_coupled=learn_coupled,
+    rate=network_rate,
+    context=network_context,
+    probe=network_probe,
+    uses_signs=True,
+    probe_due=network_probe_due,
+    is_long=network_is_long,
+    probe_size=network_probe_size,
+    length_scale=network_length_scale,
+    averaging_weight=networks.averaging_weight,
+    row_averaging_weight=networks.row_averaging_weight,
+    averages_iterates=lambda config: bool(config.average_iterates),
+    rotates=lambda config: bool(config.eigenbasis),
+    coarse_curvature=True,
+    first_window=lambda config: float(config.min_window),
+    max_window=network_max_window,
+)
+
+
+# --- the paper ----------------------------------------------------------------------------------------------------
+
+
+def learn_paper(
+    state: State, batch: Moments, direction: Any, count: Any, lr: Any, config: Any, tensor: Any
+) -> tuple[State, Info, Any]:
+    new, info = paper.learn(state, unsigned(batch), count, config)
+    return new, info, networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
+
+
+def paper_context(totals: Totals, length: Array, config: Paper, horizon: Array) -> TensorContext:
+    """Return a context in which coordinates share nothing, have no limit, and look one step ahead."""
+    zero = 0 * totals.scale
+    return TensorContext(zero, zero, grad_clip=zero + UNLIMITED, step_limit=zero + UNLIMITED, horizon=zero + 1)
+
+
+def paper_probe(state: State, grad: Any, count: Any, size: Any, positive: Any, config: Any) -> Any:
+    return paper.probe(state, grad, count, config)
+
+
+PAPER_STRATEGY = Strategy(
+    learn_decoupled=learn_paper,
+    learn_coupled=learn_paper,
+    rate=lambda state, count, config, tensor, decoupled: paper.rate(state.mean, count, config),
+    context=paper_context,
+    probe=paper_probe,
+    uses_signs=False,
+    probe_due=lambda starting, unprobed, long, config: starting | (unprobed >= 0),  # at every step
+    is_long=lambda norm_sq, totals, count, config: norm_sq < 0,
+    probe_size=lambda scale, config: scale,
+    length_scale=lambda before, mean_sq, overall, least, config: before,
+    averaging_weight=lambda seen, window, config: seen >= 0,  # the weights to evaluate are the iterates
+    row_averaging_weight=lambda seen, count, config: seen >= 0,
+    averages_iterates=lambda config: False,
+    rotates=lambda config: False,
+    coarse_curvature=False,
+    first_window=lambda config: 1.0,
+    max_window=lambda steps, config: float("inf"),
+)
+
+STRATEGIES: dict[type, Strategy] = {Networks: NETWORK_STRATEGY, Paper: PAPER_STRATEGY}
+
+
+def strategy_of(config: Config) -> Strategy:
+    """Return how the algorithm with these constants runs on whole tensors."""
+    return STRATEGIES[type(config)]
+
+
+# --- numbers per tensor -------------------------------------------------------------------------------------------
+
+
+def expected_norm_sq(totals: Totals, count: Array) -> Array:
+    """Return E‖∇‖² of the mean gradient over `count` samples."""
+    return (totals.grad_sq + (count - 1) * totals.signal) / (count + (count < 1) * (1 - count))
+
+
+def gradient_limit(largest: float) -> float:
+    """Return the size beyond which no gradient, and no square of one, is usable; `largest` is the largest number."""
+    return largest * LEAST_PROBE**2
+
+
+def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
+    """Return the decay d of a tensor in θ ← (θ − step) / (1 + d): `strength` times the RMS of its step.
+
+    AdamW shrinks weights by `strength` times its learning rate, which is about the RMS of its steps, so a `strength`
+    chosen for AdamW has the same effect here. The RMS does not depend on the basis.
+
+    Args:
+        strength: weight decay as in AdamW.
+        step_norm_sq: squared norm of the tensor's step.
+        length: number of its coordinates.
+    """
+    return strength * square_root(step_norm_sq / length)
+
+
+def distance_to_zero_loss(loss: Array, grad_norm_sq: Array, length: Array) -> Array:
+    """Return the step per coordinate along the gradient that would bring a linear loss to zero.
+
+    It is the length scale of parameters that are all zero.
+    """
+    slope = square_root(grad_norm_sq * length)
+    return abs(loss) / select(slope > LEAST_NORM, slope, LEAST_NORM)
+
+
+def probe_seed(step: Any, index: int) -> Any:
+    """Return the 63-bit seed of the probe signs of parameter `index` at step `step`."""
+    return (step * 0x9E3779B97F4A7C15 + index * 0xBF58476D1CE4E5B9) & ((1 << 63) - 1)

@@ -1,0 +1,168 @@
+"""Running statistics, as BatchNorm has them, of the averaged weights, though layers mostly see the iterates.
+
+In some steps a minibatch is evaluated at the averaged weights, too. This yields the statistics that are wanted, but of
+one minibatch only. Compared with what the same minibatch gave at the iterates it also yields a correction, in which the
+choice of the minibatch cancels out: a shift of the mean and a factor on the variance. The correction is applied to the
+running statistics in every step. The more values a minibatch has, the less the statistics of the iterates count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.torch.replay import Saving
+
+if TYPE_CHECKING:
+    from vsgd.torch.blocks import Blocks
+    from vsgd.torch.evaluation import Run
+
+INTERVAL = 23
+"""One step in this many evaluates its minibatch at the averaged weights, too. It is a prime number, since layers or
+data may come in turns."""
+
+ITERATES_WORTH = 1000.0
+"""Equivalent sample size, in values per channel, of statistics collected at the iterates."""
+
+
+class Layer(NamedTuple):
+    """A normalization whose running statistics may have moved, and what these were before."""
+
+    module: Any
+    mean: Tensor
+    var: Tensor
+    updates: Tensor
+    """`num_batches_tracked`."""
+
+
+class LayerMoments(NamedTuple):
+    """Mean and variance of what passed through a layer."""
+
+    mean: Tensor
+    var: Tensor
+    values: float
+    """Number of values per channel; 0 if it is not known, or if the layer keeps plain means over all minibatches."""
+
+
+class Correction(NamedTuple):
+    """From what a layer sees at the iterates to what it would see at the averaged weights."""
+
+    shift: Tensor
+    """Of the mean."""
+    factor: Tensor
+    """On the variance."""
+    trust: Tensor
+    """Weight, between 0 and 1, of one minibatch at the averaged weights against all at the iterates."""
+
+
+def is_due(steps: int) -> bool:
+    """Return whether the step after `steps` others evaluates its minibatch at the averaged weights, too."""
+    return steps > 0 and steps % INTERVAL == 0
+
+
+def moved_layers(savings: Iterable[Saving]) -> list[Layer]:
+    """Return layers whose statistics may have moved since they were first saved."""
+    found: dict[Any, dict[str, Tensor]] = {}
+    for each in (each for saving in savings for each in saving.buffers if each.is_statistic):
+        found.setdefault(each.module, {}).setdefault(each.name, each.value)
+    return [
+        Layer(module, values["running_mean"], values["running_var"], values["num_batches_tracked"])
+        for module, values in found.items()
+    ]
+
+
+def key_of(module: Any, places: Mapping[Any, int], others: list[Any]) -> str:
+    """Return the name of a layer in a checkpoint: the index of its weight, or its own among `others`.
+
+    The latter are layers whose weight is not trained, in the order in which they first came.
+    """
+    if module.weight in places:
+        return f"parameter {places[module.weight]}"
+    if module not in others:
+        others.append(module)
+    return f"layer {others.index(module)}"
+
+
+def remaining_share(layer: Layer) -> Tensor:
+    """Return the share that earlier statistics have in the present ones."""
+    module, (_, mean, _, updates) = layer.module, layer
+    if module.momentum is None:  # a plain mean
+        return torch.div(updates.to(mean), module.num_batches_tracked)
+    # InstanceNorm does not count its calls; a part of a model that was not called keeps all
+    calls = torch.maximum(module.num_batches_tracked - updates, (module.running_mean != mean).any())
+    return torch.as_tensor((1 - module.momentum) ** calls.to(mean))
+
+
+def layer_moments(saving: Saving) -> dict[Any, LayerMoments]:
+    """Return the moments of what passed through each layer since its statistics were saved; NaN if nothing did."""
+    result = {}
+    for layer in moved_layers([saving]):
+        module, kept = layer.module, remaining_share(layer)
+        mean = (module.running_mean - kept * layer.mean) / (1 - kept)
+        var = ((module.running_var - kept * layer.var) / (1 - kept)).clamp(min=0)
+        result[module] = LayerMoments(mean, var, 0 if module.momentum is None else saving.values.get(module, 0))
+    return result
+
+
+def measure_correction(iterate: LayerMoments, average: LayerMoments, eps: float) -> Correction | None:
+    """Return the correction from one minibatch at the iterates and at the averaged weights; None if not finite."""
+    trust = torch.tensor(average.values / (average.values + ITERATES_WORTH)).to(average.mean)
+    correction = Correction(average.mean - iterate.mean, (average.var + eps) / (iterate.var + eps), trust)
+    return correction if bool((correction.shift + correction.factor).isfinite().all()) else None
+
+
+def correct(layer: Layer, correction: Correction, average: LayerMoments | None) -> None:
+    """Let statistics move as if the layer had seen the averaged weights; `average` is what it saw there, if it did."""
+    module, kept = layer.module, remaining_share(layer)
+    shift, factor, trust = (each.to(layer.mean) for each in correction)
+    old = kept * layer.var
+    mean, var = module.running_mean + (1 - kept) * shift, old + factor * (module.running_var - old).clamp(min=0)
+    mean, var = torch.lerp(mean, layer.mean, trust), torch.lerp(var, layer.var, trust)
+    if average is not None:
+        mean, var = torch.lerp(mean, average.mean, trust), torch.lerp(var, average.var, trust)
+    module.running_mean.copy_(mean)
+    module.running_var.copy_(var)
+
+
+class BatchNormStatistics:
+    """Keeps the running statistics of normalization layers at the averaged weights."""
+
+    def __init__(self, corrections: Mapping[str, Correction] = MappingProxyType({})) -> None:
+        self.corrections = dict(corrections)
+        """The last correction of each layer."""
+        self._other_layers: list[Any] = []
+
+    def update(self, run: Run, blocks: Blocks, steps: int) -> None:
+        """Correct the statistics that the first evaluations of a step have moved. Call it while blocks are open."""
+        measured = self._measure(run, blocks) if is_due(steps) else {}
+        moved = moved_layers(replay.saved for replay in run.replays)
+        indices = {p: k for k, p in enumerate(run.parameters)} if moved else {}
+        for layer in moved:
+            key = key_of(layer.module, indices, self._other_layers)
+            iterate, average = measured.get(layer.module, (None, None))
+            if iterate is not None and average is not None:
+                new = measure_correction(iterate, average, layer.module.eps)
+                average = None if new is None else average
+                if new is not None:
+                    self.corrections = {**self.corrections, key: new}
+            correction = self.corrections.get(key)
+            if correction is not None and correction.shift.shape == layer.mean.shape:
+                correct(layer, correction, average)
+
+    def _measure(self, run: Run, blocks: Blocks) -> dict[Any, tuple[LayerMoments, LayerMoments]]:
+        """Return what layers saw at the iterates, and see at the averaged weights."""
+        iterates, averages = layer_moments(run.replays[-1].saved), dict[Any, LayerMoments]()
+        if run.processes.all("layers with running statistics", not iterates):
+            return {}
+        grads = {p: p.grad for p in run.parameters}
+        blocks.close()
+        run.evaluate_last(lambda saved: averages.update(layer_moments(saved)))
+        run.processes.numbers("end of an evaluation at the averaged weights")
+        blocks.open()  # a closure may have changed weights, which are not the user's changes between steps
+        for parameter, grad in grads.items():
+            parameter.grad = grad
+        return {module: (iterates[module], average) for module, average in averages.items() if module in iterates}

@@ -1,0 +1,108 @@
+"""The `Block` protocol: parameters that are updated together, and what a step does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from vsgd.algorithms.networks import Progress
+from vsgd.algorithms.strategy import Config
+from vsgd.eigenbasis import Basis
+from vsgd.torch.coordinates import BatchMoments, Coordinates, Rates
+from vsgd.torch.moments import Sampling
+from vsgd.torch.update import Checks, Rule
+
+Group = dict[str, Any]
+"""A parameter group of the optimizer."""
+
+
+class Update(NamedTuple):
+    """What a step will do to one block."""
+
+    block: Block
+    coordinates: Coordinates
+    batch: BatchMoments
+    delta: Tensor | None = None
+    """Offset at which the second gradient is taken."""
+    rows: Tensor | None = None
+    """Touched rows of a table; None for dense tensors."""
+
+
+class Report(NamedTuple):
+    """What a step has done to one block."""
+
+    products: Any
+    """∇·(θ − θ̄) before the step."""
+    penalty: Any
+    """½ (θ−θ̄)ᵀ|H|(θ−θ̄) before the step; None if it was not measured."""
+    outliers: dict[Tensor, Any]
+    """Number of outliers of each parameter."""
+
+
+class Block(Protocol):
+    """Parameters that are updated together.
+
+    A step calls `collect`, `check`, then `probe` and `complete` if there is a second gradient, and `apply`. Only
+    `apply` changes the state. Parameters hold the iterates between `open` and `close`.
+    """
+
+    parameters: list[Tensor]
+    group: Group
+    rule: Rule
+    is_table: bool
+    """Whether the block is a table, of which a step touches some rows."""
+
+    @property
+    def coordinates(self) -> Coordinates | None:
+        """All coordinates of the block; None for a table, whose touched rows are copied in each step."""
+
+    def fits(self, config: Config) -> bool:
+        """Return whether the parameters and the algorithm are still those that the block was made for."""
+
+    def buffer_bytes(self) -> int:
+        """Return the bytes that are kept between steps besides the state."""
+
+    def bases(self) -> dict[Tensor, Basis]:
+        """Return the bases of those parameters that have one."""
+
+    def adopt_changes(self) -> bool:
+        """Go on from weights that the user has set since the last step.
+
+        Return whether there are any, so that several processes must compare theirs.
+        """
+
+    def open(self) -> None:
+        """Let the parameters hold the iterates."""
+
+    def close(self) -> None:
+        """Let the parameters hold the weights to evaluate."""
+
+    def collect(self, sampling: Sampling) -> Update | None:
+        """Return the update from first gradients; None if there are none."""
+
+    def complete(self, update: Update, sampling: Sampling) -> Update:
+        """Return the update with what the sampling knows after the second gradients."""
+
+    def check(self, update: Update) -> Checks:
+        """Return whether the numbers of the minibatch are usable, and how long the gradient is."""
+
+    def is_starting(self, update: Update) -> bool:
+        """Return whether averages are just being started, so that a second gradient is due."""
+
+    def probe(self, update: Update, indices: dict[Tensor, int]) -> Update:
+        """Let the parameters hold θ + δ. `indices` number the parameters, on which random signs depend."""
+
+    def apply(self, update: Update) -> Report:
+        """Learn from the minibatch and move the iterates and their average."""
+
+
+def rates_of(group: Group) -> Rates:
+    """Return the settings of a group that scale its learning rates."""
+    return Rates(float(group["lr"]), float(Progress(*group["progress"]).horizon))
+
+
+def signature(parameters: Sequence[Tensor]) -> list[Any]:
+    """Return what must not change of parameters while a block serves them."""
+    return [(id(p), p.shape, p.dtype, p.device) for p in parameters]

@@ -1,0 +1,253 @@
+"""All blocks of an optimizer: they are built here, and opened, collected, probed and applied together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.algorithms.strategy import ROUNDING, strategy_of
+from vsgd.torch import basis
+from vsgd.torch.block import Block, Group, Report, Update
+from vsgd.torch.coordinates import Coordinates, Engine, precision
+from vsgd.torch.dense import DenseBlock
+from vsgd.torch.distributed import is_sharded, key_of, local_of, shards_of
+from vsgd.torch.embedding import TableBlock, as_table
+from vsgd.torch.engine_numba import NumbaEngine
+from vsgd.torch.engine_torch import TorchEngine
+from vsgd.torch.moments import Sampling
+from vsgd.torch.noise import StepNoise, of_samples
+from vsgd.torch.state import STATISTICS, ParamState, is_decoupled, is_table, new_state
+from vsgd.torch.update import lengths_of, rule_of
+
+LARGE = 1 << 18
+"""A tensor of at least this many coordinates has buffers of its own: its gradient need not be copied next to others."""
+
+CPU_ENGINE, DEVICE_ENGINE = NumbaEngine(), TorchEngine()
+
+
+def engine_for(device: torch.device) -> Engine:
+    """Return the engine for tensors on a device."""
+    return CPU_ENGINE if device.type == "cpu" else DEVICE_ENGINE
+
+
+class BatchChecks(NamedTuple):
+    """What the numbers of a step say before anything is learned from them."""
+
+    usable: bool
+    """Whether every number is finite and can be squared."""
+    long: bool
+    """Whether a gradient is unusually long."""
+
+
+class Blocks:
+    """The blocks of an optimizer, for all parameters that have state."""
+
+    def __init__(self, compact: bool) -> None:
+        self._compact = compact
+        self._blocks: list[Block] = []
+        self.are_open = False
+        """Whether the parameters hold the iterates."""
+
+    def __iter__(self) -> Any:
+        return iter(self._blocks)
+
+    def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState]) -> bool:
+        """Build the blocks anew if parameters, algorithms or states have changed.
+
+        Return whether the user has changed weights; see `adopt_changes`.
+        """
+        if self._are_current(states):
+            return False
+        check_shapes(states)
+        was_open, changed = self.are_open, False
+        if was_open:
+            self.close()
+        changed = self.adopt_changes()
+        self._blocks = build_blocks(groups, states, self._compact)
+        if was_open:
+            self.open()
+        return changed
+
+    def _are_current(self, states: dict[Tensor, ParamState]) -> bool:
+        count = sum(len(block.parameters) for block in self._blocks)
+        return count == len(states) and all(block.fits(block.group["algorithm"]) for block in self._blocks)
+
+    def clear(self) -> None:
+        """Drop all blocks; `update_blocks` builds them anew from the states."""
+        self._blocks = []
+
+    def create_states(
+        self, grads: dict[Tensor, Tensor], sampling: Sampling, groups: list[Group], states: dict[Tensor, ParamState]
+    ) -> bool:
+        """Create state for parameters with their first gradient, or whose rows turn out to have counts of their own.
+
+        Return whether there are any. Parameters hold the iterates before and after.
+        """
+        tables = {p for p, grad in grads.items() if sampling.counts_rows(p, grad)}
+        fresh = [p for p in grads if not states.get(p)]
+        changed = [p for p in tables if states.get(p) and not is_table(states[p])]
+        if not fresh and not changed:
+            return False
+        group_of = {p: group for group in groups for p in group["params"]}
+        self.close()
+        spent = sum(basis.cost_of(p, state) for p, state in states.items())
+        rotated = [
+            p
+            for p in fresh
+            if p not in tables and not is_sharded(p)
+            if strategy_of(group_of[p]["algorithm"]).rotates(group_of[p]["algorithm"])
+        ]
+        sizes = basis.plan(rotated, groups[0]["gradient_flops"], spent)
+        for p in fresh:
+            config = group_of[p]["algorithm"]
+            states[p] = new_state(p, config, p in tables, self._compact, sizes.get(p, (1, 1)))
+        for p in changed:
+            states[p] = as_table(states[p], p)
+        self.clear()
+        self.update_blocks(groups, states)
+        return True
+
+    def adopt_changes(self) -> bool:
+        """Go on from weights that the user has set since the last step. Return whether processes must compare them."""
+        if self.are_open:
+            return False
+        changed = [block.adopt_changes() for block in self._blocks]
+        return any(changed)
+
+    def open(self) -> None:
+        """Let the parameters hold the iterates."""
+        self.are_open = True
+        for block in self._blocks:
+            block.open()
+
+    def close(self) -> None:
+        """Let the parameters hold the weights to evaluate."""
+        for block in self._blocks:
+            block.close()
+        self.are_open = False
+
+    def has_table(self, group: Group) -> bool:
+        return any(block.is_table and block.group is group for block in self._blocks)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def collect(self, sampling: Sampling) -> list[Update]:
+        """Return an update for each block that has a gradient."""
+        found = [block.collect(sampling) for block in self._blocks]
+        return [update for update in found if update is not None]
+
+    def measure_scales(self, least: float = 0.0) -> None:
+        """Update the length scale of each dense tensor. `least` stands in where all parameters are zero."""
+        dense = [(block.rule, block.coordinates) for block in self._blocks if block.coordinates is not None]
+        norms = [torch.as_tensor(rule.engine.squared_norms(each.theta, each)) for rule, each in dense]
+        size = sum(sum(coordinates.whole_lengths) for _, coordinates in dense)
+        sums = [norm.sum() for norm in norms]
+        devices = {norm.device for norm in norms}
+        overall = {device: torch.stack([each.to(device) for each in sums]).sum() / size for device in devices}
+        for ((_, strategy, config), coordinates), norm in zip(dense, norms, strict=True):
+            scale, mean_sq = coordinates.total_columns().scale, norm / lengths_of(coordinates)
+            scale.copy_(strategy.length_scale(scale, mean_sq, overall[norm.device], least, config))
+
+
+def check_numbers(updates: list[Update], losses: list[Tensor]) -> BatchChecks:
+    """Return the checks of a step. This waits for the device."""
+    checks = [update.block.check(update) for update in updates]
+    numbers = [*(number for each in checks for number in each), *map(torch.isfinite, losses)]
+    known = torch.stack([torch.as_tensor(n, device=losses[0].device).double() for n in numbers]).tolist()
+    usable, norms, long = (known[start : 3 * len(checks) : 3] for start in range(3))
+    # the norm of a gradient that is rounding, as that of a bias before BatchNorm, varies without a reason
+    is_long = max(long, default=0) > ROUNDING**2 * max(norms, default=0)
+    return BatchChecks(all(usable) and all(known[3 * len(checks) :]), is_long)
+
+
+def probe_is_due(updates: list[Update], long: bool = False) -> bool:
+    """Return whether any block needs a second gradient."""
+
+    def is_due(update: Update) -> bool:
+        group, (_, strategy, config) = update.block.group, update.block.rule
+        starting = group["steps"] == 0 or update.block.is_starting(update)
+        return bool(strategy.probe_due(starting, group["unprobed"], long, config))
+
+    return any(map(is_due, updates))
+
+
+def noise_of(updates: list[Update]) -> StepNoise | None:
+    """Return the noise of a step, where dense tensors have several samples."""
+    dense = [update.batch for update in updates if update.rows is None]
+    several = [(batch.grad_sq, batch.grad) for batch in dense if batch.grad_sq is not None]
+    if not several:  # the usual step: a minibatch is one sample
+        return None
+    count = max(float(batch.counts.max()) for batch in dense)
+    if count <= 1:
+        return None
+    sums = torch.stack([torch.stack([squares.sum(), grad.square().sum()]) for squares, grad in several]).sum(0)
+    return of_samples(sums[0], sums[1], count)
+
+
+def apply_all(updates: list[Update]) -> list[tuple[Group, Report]]:
+    """Take the step in each block."""
+    return [(update.block.group, update.block.apply(update)) for update in updates]
+
+
+# --- building blocks ----------------------------------------------------------------------------------------------
+
+
+def build_blocks(groups: Iterable[Group], states: dict[Tensor, ParamState], compact: bool) -> list[Block]:
+    """Return blocks for all parameters that have state."""
+    blocks: list[Block] = []
+    for group in groups:
+        config, sets = group["algorithm"], dict[Any, list[Tensor]]()
+        for parameter in group["params"]:
+            if states.get(parameter):
+                apart = is_table(states[parameter]) or parameter.numel() >= LARGE
+                kind = is_decoupled(parameter, states[parameter], config)
+                key = parameter.device, parameter.dtype, kind, key_of(parameter)
+                sets.setdefault(parameter if apart else key, []).append(parameter)
+        for parameters in sets.values():
+            rule = rule_of(engine_for(parameters[0].device), config)
+            if is_table(states[parameters[0]]):
+                blocks.append(TableBlock(parameters[0], states, group, rule))
+            else:
+                blocks.append(DenseBlock(parameters, states, group, rule, compact))
+    return blocks
+
+
+def blank_state(parameter: Tensor, group: Group, compact: bool) -> ParamState:
+    """Return what a checkpoint holds of a dense parameter that has not begun to learn."""
+    states = {parameter: new_state(parameter, group["algorithm"], False, compact)}
+    DenseBlock([parameter], states, group, rule_of(engine_for(parameter.device), group["algorithm"]), compact)
+    return states[parameter]
+
+
+def learning_coordinates(parameter: Tensor, state: ParamState, group: Group) -> Coordinates:
+    """Return copies of what has seen enough samples to learn: a dense parameter or nothing, some rows of a table."""
+    config = group["algorithm"]
+    rows = (state["seen"].to(parameter.device) >= config.bootstrap).nonzero()[:, 0]
+    rule = rule_of(engine_for(parameter.device), config)
+    if is_table(state):
+        return TableBlock(parameter, {parameter: dict(state)}, group, rule).coordinates_of(rows)
+    part, shards = local_of(parameter.detach()), shards_of([parameter]) if len(rows) else None
+    size = len(rows) * part.numel()
+    return Coordinates(
+        theta=part.to(precision(parameter.dtype)).reshape(-1)[:size],
+        average=None,
+        **{name: local_of(state[name]).reshape(-1)[:size] for name in STATISTICS},
+        seen=state["seen"][: len(rows)],
+        totals=state["totals"][None][: len(rows)],
+        lengths=(part.numel(),) * len(rows),
+        decoupled=is_decoupled(parameter, state, config),
+        shards=shards,
+    )
+
+
+def check_shapes(states: dict[Tensor, ParamState]) -> None:
+    """Raise ValueError if a parameter that has state has changed its shape."""
+    for parameter, state in states.items():
+        if state and state["grad"].shape != parameter.shape:
+            raise ValueError(
+                f"a parameter changed its shape from {tuple(state['grad'].shape)} to {tuple(parameter.shape)} after it "
+                "began to learn; make a new VSGD for the new parameters"
+            )

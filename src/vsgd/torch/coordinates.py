@@ -1,0 +1,146 @@
+"""What an engine works on: coordinates with their statistics, and the moments of a minibatch, as flat tensors.
+
+Coordinates are cut into segments. All coordinates of a segment have the same count of samples: a segment is a dense
+tensor, or a touched row of an embedding table.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vsgd.algorithms.networks import TensorContext
+from vsgd.algorithms.strategy import Config, Strategy, Totals
+from vsgd.core import Moments, State
+from vsgd.torch.distributed import Shards
+
+
+class Coordinates(NamedTuple):
+    """Iterates and statistics of the coordinates that are updated together, the segments one after the other."""
+
+    theta: Tensor
+    """The iterates."""
+    average: Tensor | None
+    """Their average, if there is one."""
+    grad: Tensor
+    grad_sq: Tensor
+    curv: Tensor
+    curv_sq: Tensor
+    memory: Tensor
+    seen: Tensor
+    """Samples so far, per segment. On the CPU for dense tensors."""
+    totals: Tensor
+    """The columns are those of `Totals`, per segment."""
+    lengths: tuple[int, ...]
+    """Coordinates of each segment in this process."""
+    decoupled: bool
+    """Whether the covariance of the gradient is nearly diagonal in these coordinates."""
+    shards: Shards | None = None
+    """How segments continue in other processes, if they do."""
+
+    @property
+    def whole_lengths(self) -> tuple[int, ...]:
+        """Coordinates of each segment, those in other processes included."""
+        return self.lengths if self.shards is None else self.shards.lengths
+
+    @property
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The four moments and the memory."""
+        return self.grad, self.grad_sq, self.curv, self.curv_sq, self.memory
+
+    def state(self, seen: Tensor) -> State:
+        """Return the statistics in the precision of the iterates."""
+        *mean, memory = (part.to(self.theta.dtype) for part in self.statistics)
+        return State(mean=Moments(*mean), memory=memory, seen=seen)
+
+    def total_columns(self) -> Totals:
+        return Totals(*self.totals.unbind(1))
+
+
+class BatchMoments(NamedTuple):
+    """Moments of one minibatch; means are over its samples."""
+
+    grad: Tensor
+    """Mean gradient in the coordinates of the block, as all that follows but `plain_grad`."""
+    plain_grad: Tensor
+    """Mean gradient in the parameters' own coordinates."""
+    counts: Tensor
+    """Samples per segment; 0 where there is no gradient."""
+    probed_grad: Tensor | None = None
+    """Gradient at θ + δ, if the minibatch is one sample and there was a second gradient."""
+    grad_sq: Tensor | None = None
+    """Mean square, if there are several samples."""
+    diff: Tensor | None = None
+    """Mean ∇_{θ+δ} − ∇_θ in decoupled coordinates, elsewhere mean |∇_{θ+δ} − ∇_θ|; several samples and a probe."""
+    diff_sq: Tensor | None = None
+    direction: Tensor | None = None
+    """Direction of the step, if it is not the mean gradient."""
+    samples: Any = None
+    """First gradients of the single samples, where their differences to second ones may be needed."""
+
+
+class Rates(NamedTuple):
+    """Settings of a group that scale its learning rates."""
+
+    lr: float
+    """Factor on all rates."""
+    horizon: float
+    """Number of steps that rates are optimal for."""
+
+
+class Engine(Protocol):
+    """Arithmetic on flat tensors. One implementation for CPU tensors, one for those of any other device.
+
+    Numbers per segment are `Any`: arrays of the library with which the engine computes them fastest.
+    """
+
+    def numbers(self, values: Tensor) -> Any:
+        """Return numbers per segment in the engine's own array type, in the same memory."""
+
+    def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
+        """Return Σ values² per segment, over all processes."""
+
+    def probe(
+        self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
+    ) -> Tensor:
+        """Return the offset δ of every coordinate. Without `seeds` signs are opposite to those of the gradient."""
+
+    def learn(
+        self,
+        coordinates: Coordinates,
+        batch: BatchMoments,
+        delta: Tensor | None,
+        context: TensorContext,
+        lr: float,
+        strategy: Strategy,
+        config: Config,
+        writes_curvature: bool,
+        weight: Any,
+    ) -> tuple[Tensor | None, Any]:
+        """Update the statistics. Return the step of every coordinate, and sums per segment: see `SUMS`.
+
+        With a `weight`, steps are taken, too, and None is returned in their place; see `moves_at_once`.
+        """
+
+    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:
+        """Let θ ← (θ − step) / (1 + decay), and the average follow with `weight`; both per segment.
+
+        Return ∇·(θ − θ̄) per segment, as it was before. All are in the parameters' own coordinates.
+        """
+
+    def moves_at_once(self, coordinates: Coordinates) -> bool:
+        """Return whether `learn` can move coordinates that are not rotated."""
+
+
+GRAD_SQ, SIGNAL, CURV, CURV_SQ, OUTLIERS, PRODUCTS, PENALTY = SUMS = range(7)
+"""Columns of sums over a segment: v̄, ḡ², |h̄^fd|, v̄^fd, outliers, ∇·(θ − θ̄) and ½|h̄^fd|(θ − θ̄)².
+
+Engines that do not move coordinates while they learn return the first five.
+"""
+
+
+def precision(dtype: torch.dtype) -> torch.dtype:
+    """Return the precision that parameters of this precision are computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

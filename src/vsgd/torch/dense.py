@@ -1,0 +1,248 @@
+"""Dense parameters of one group, precision and device, one after the other in flat buffers. Each is a segment.
+
+Between steps a parameter holds the weights to evaluate, during a step the iterate, and while a second gradient is taken
+the probed iterate. They are copied from the buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vsgd.algorithms.strategy import Config, probe_seed
+from vsgd.eigenbasis import Basis, back, into, is_covariance_step, is_refresh_step
+from vsgd.torch.basis import basis_of, refresh, update_covariances
+from vsgd.torch.block import Group, Report, Update, rates_of, signature
+from vsgd.torch.coordinates import Coordinates, precision
+from vsgd.torch.distributed import is_sharded, like, local_of, shards_of
+from vsgd.torch.moments import Sampling
+from vsgd.torch.state import SIDES, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
+from vsgd.torch.update import Checks, Rule, check, is_starting, learn_and_move
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which products are not cast, even if the user trains within autocast."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether the numbers of a tensor are one after the other in memory."""
+    return tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() != 0
+
+
+def is_same(parameter: Tensor, weights: Tensor) -> bool:
+    """Return whether a parameter holds these weights, rounded to its precision."""
+    if parameter.is_cpu and parameter.dtype == weights.dtype:  # NumPy compares many numbers at once
+        return np.array_equal(parameter.detach().numpy(), weights.numpy())
+    return torch.equal(parameter, weights.to(parameter))
+
+
+class DenseBlock:
+    """Dense parameters that are updated together. Implements `Block`."""
+
+    is_table = False
+
+    def __init__(
+        self, parameters: Sequence[Tensor], states: dict[Tensor, ParamState], group: Group, rule: Rule, compact: bool
+    ):
+        """Take over the states, which become views of the buffers."""
+        first = parameters[0]
+        config, dtype = rule.config, precision(first.dtype)
+        self.parameters, self.group, self.rule = list(parameters), group, rule
+        self._parts = [local_of(p) for p in parameters]
+        self._signature = signature(parameters)
+        self._is_coarse = first.dtype != dtype
+        self._is_sharded = any(map(is_sharded, parameters))
+        lengths = tuple(part.numel() for part in self._parts)
+
+        def flat(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+            return torch.cat([local_of(part.detach()).reshape(-1).to(first.device, dtype) for part in parts])
+
+        coarse = coarse_fields(first.dtype, config, compact)
+        buffers = {"iterate": flat([states[p].get("iterate", p) for p in parameters], dtype)}
+        if rule.strategy.averages_iterates(config):
+            buffers["average"] = flat([states[p].get("average", p) for p in parameters], dtype)
+        for name in STATISTICS:
+            kind = torch.bfloat16 if name in coarse else dtype
+            buffers[name] = flat([states[p][name] for p in parameters], kind)
+        self._steps = torch.cat([states[p]["steps"].cpu() for p in parameters])
+        self.coordinates = Coordinates(
+            theta=buffers["iterate"],
+            average=buffers.get("average"),
+            **{name: buffers[name] for name in STATISTICS},
+            seen=torch.cat([states[p]["seen"].cpu() for p in parameters]),
+            totals=torch.stack([states[p]["totals"].to(first.device) for p in parameters]),
+            lengths=lengths,
+            decoupled=is_decoupled(first, states[first], config),
+            shards=shards_of(self.parameters),
+        )
+        names = [f"{side}_{part}" for side in SIDES for part in ("basis", "cov")]
+        sides = [{k: states[p][k].to(first.device, dtype) for k in names if k in states[p]} for p in parameters]
+        self._bases = [basis_of(each) for each in sides]
+        self._matrices = [(k, matrix_shape(p.shape)) for k, p in enumerate(parameters) if sides[k]]
+        self._weights = self._views(self._evaluated())
+        self._iterates = self._views(self.coordinates.theta)
+        self._scratch: dict[str, Tensor] = {}
+        # what the parameter itself holds, exactly, needs no place in a checkpoint
+        kept = [name for name in buffers if self._is_coarse or buffers[name] is not self._evaluated()]
+        views = {name: self._views(buffers[name]) for name in kept}  # once for all tensors, not once for each
+        for k, parameter in enumerate(parameters):
+            states[parameter].clear()
+            states[parameter].update({name: like(parameter, views[name][k]) for name in kept})
+            states[parameter].update(sides[k])
+            numbers = {"seen": self.coordinates.seen, "steps": self._steps}
+            states[parameter].update({name: values[k : k + 1] for name, values in numbers.items()})
+            states[parameter]["totals"] = self.coordinates.totals[k]
+
+    # --- parameters -----------------------------------------------------------------------------------------------
+
+    def fits(self, config: Config) -> bool:
+        return self.rule.config == config and self._signature == signature(self.parameters)
+
+    def buffer_bytes(self) -> int:
+        buffers = [*self._scratch.values()]
+        if not self._is_coarse and self.coordinates.average is not None:
+            buffers.append(self.coordinates.average)
+        return sum(buffer.nbytes for buffer in buffers)
+
+    def adopt_changes(self) -> bool:
+        changed = False
+        for parameter, weights, iterate in zip(self._own(), self._weights, self._iterates, strict=True):
+            if not is_same(parameter, weights):
+                changed = True
+                weights.copy_(parameter)
+                iterate.copy_(parameter)
+        # a part of a tensor may be changed in one process only
+        return changed and not is_sharded(self.parameters[0])
+
+    def open(self) -> None:
+        if self.coordinates.average is not None or self._is_coarse:
+            for parameter, iterate in zip(self._own(), self._iterates, strict=True):
+                parameter.copy_(iterate)
+
+    def close(self) -> None:
+        for parameter, weights in zip(self._own(), self._weights, strict=True):
+            if parameter.shape == weights.shape:
+                parameter.copy_(weights)
+            else:  # the closure has given it another
+                parameter.data = weights.to(parameter.dtype, copy=True)
+
+    def _own(self) -> list[Tensor]:
+        """Return what this process holds of the parameters."""
+        return [local_of(p) for p in self.parameters] if self._is_sharded else self.parameters
+
+    def _evaluated(self) -> Tensor:
+        average = self.coordinates.average
+        return self.coordinates.theta if average is None else average
+
+    def _views(self, buffer: Tensor) -> list[Tensor]:
+        """Return a buffer as tensors shaped like the parameters."""
+        parts = buffer.split([part.numel() for part in self._parts])
+        return [part.view(own.shape) for part, own in zip(parts, self._parts, strict=True)]
+
+    # --- coordinates ----------------------------------------------------------------------------------------------
+
+    def gather(self, tensors: Sequence[Tensor | None], name: str | None = None) -> Tensor:
+        """Return tensors shaped like the parameters as one flat tensor, with zeros for missing ones.
+
+        With a `name` the memory of the last call with that name is used again.
+        """
+        theta = self.coordinates.theta
+        for tensor, weights in zip(tensors, self._weights, strict=True):
+            if tensor is not None and tensor.shape != weights.shape:
+                raise RuntimeError(
+                    f"a gradient has shape {tuple(tensor.shape)}, its parameter had {tuple(weights.shape)} before the "
+                    "step; a closure must not change the shape of a parameter"
+                )
+        (first, *others) = tensors
+        if not others and first is not None and first.dtype == theta.dtype and is_plain(first):
+            return first.detach().reshape(-1)
+        parts = [
+            theta.new_zeros(1).expand(length) if tensor is None else tensor.detach().reshape(-1)
+            for tensor, length in zip(tensors, self.coordinates.lengths, strict=True)
+        ]
+        buffer = torch.empty_like(theta) if name is None else self._scratch.setdefault(name, torch.empty_like(theta))
+        return torch.cat(parts, out=buffer)
+
+    def bases(self) -> dict[Tensor, Basis]:
+        return {self.parameters[k]: self._bases[k] for k, _ in self._matrices}
+
+    def into(self, flat: Tensor) -> Tensor:
+        """Rotate from the parameters' own coordinates to those of their bases."""
+        return self._rotate(flat, into)
+
+    def back(self, flat: Tensor) -> Tensor:
+        """Rotate from the coordinates of the bases to the parameters' own."""
+        return self._rotate(flat, back)
+
+    def _rotate(self, flat: Tensor, rotate: Callable[[Tensor, Basis], Tensor]) -> Tensor:
+        if not self._matrices:
+            return flat
+        parts = list(flat.split(self.coordinates.lengths))
+        with no_autocast(flat.device):
+            for k, shape in self._matrices:
+                parts[k] = rotate(parts[k].view(shape), self._bases[k]).reshape(-1)
+        return torch.cat(parts)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def collect(self, sampling: Sampling) -> Update | None:
+        batch = sampling.dense(self)
+        return Update(self, self.coordinates, batch) if bool(batch.counts.any()) else None
+
+    def complete(self, update: Update, sampling: Sampling) -> Update:
+        return update._replace(batch=sampling.complete_dense(self, update.batch))
+
+    def check(self, update: Update) -> Checks:
+        return check(update.coordinates, update.batch, self.rule, by_rows=False)
+
+    def is_starting(self, update: Update) -> bool:
+        return is_starting(update.coordinates, update.batch, self.rule.config)
+
+    def probe(self, update: Update, indices: dict[Tensor, int]) -> Update:
+        """Let the parameters hold θ + δ. Outside an eigenbasis δ is what came out in their precision."""
+        seeds = [probe_seed(self.group["steps"], indices[p]) for p in self.parameters]
+        delta = self.rule.engine.probe(self.coordinates, update.batch, seeds, self.rule.strategy, self.rule.config)
+        for parameter, iterate, offset in zip(self._own(), self._iterates, self._views(self.back(delta)), strict=True):
+            torch.add(iterate, offset, out=parameter)
+        if not self.coordinates.decoupled:
+            for parameter, iterate, offset in zip(self._own(), self._iterates, self._views(delta), strict=True):
+                torch.sub(parameter, iterate, out=offset)
+        return update._replace(delta=delta)
+
+    def apply(self, update: Update) -> Report:
+        engine, strategy, config = self.rule
+        batch, group = update.batch, self.group
+        seen, counts = engine.numbers(self.coordinates.seen), engine.numbers(batch.counts)
+        weight = strategy.averaging_weight(seen, group["averaging"][0], config) * (counts > 0)
+        rotation = (self.into, self.back) if self._matrices else None
+        decay = float(group["weight_decay"])
+        moved = learn_and_move(
+            self.coordinates, batch, update.delta, rates_of(group), decay, weight, self.rule, rotation
+        )
+        self._update_bases(batch.plain_grad, batch.counts)
+        group["samples"] = float(batch.counts.max()) or group["samples"]
+        outliers = dict(zip(self.parameters, moved.outliers, strict=True))
+        return Report(moved.products, moved.penalty, outliers)
+
+    def _update_bases(self, plain_grad: Tensor, counts: Tensor) -> None:
+        """Let the bases follow the gradient. ḡ is rotated with them; the other statistics stay."""
+        steps, count = self._steps.tolist(), counts.tolist()
+        due = [(k, shape) for k, shape in self._matrices if count[k] > 0 and is_covariance_step(steps[k])]
+        if due:
+            lengths = self.coordinates.lengths
+            grads, means = plain_grad.split(lengths), self.coordinates.grad.split(lengths)
+            for k, shape in due:
+                basis = self._bases[k]
+                with no_autocast(plain_grad.device):
+                    update_covariances(basis, grads[k].view(shape), steps[k])
+                    if is_refresh_step(steps[k]):
+                        own = back(means[k].to(plain_grad.dtype).view(shape), basis)
+                        refresh(basis)
+                        means[k].copy_(into(own, basis).reshape(-1))
+        self._steps += counts > 0

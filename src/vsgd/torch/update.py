@@ -1,0 +1,180 @@
+"""The update of one block: check the numbers of a minibatch, learn from them in coordinates, move the parameters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vsgd.algorithms.networks import TensorContext
+from vsgd.algorithms.strategy import Config, Strategy, Totals, gradient_limit, strategy_of, weight_decay
+from vsgd.torch.coordinates import OUTLIERS, PENALTY, PRODUCTS, BatchMoments, Coordinates, Engine, Rates
+from vsgd.torch.distributed import summed
+
+Rotation = Callable[[Tensor], Tensor]
+
+
+class Checks(NamedTuple):
+    """What the numbers of a minibatch say before anything is learned from them. Each is a number on any device."""
+
+    usable: Any
+    """Whether every number is finite and can be squared."""
+    norm_sq: Any
+    """Largest squared norm of a gradient."""
+    long_norm_sq: Any
+    """The same of unusually long gradients; 0 if there is none."""
+
+
+class Moved(NamedTuple):
+    """What an update reports of a block."""
+
+    products: Any
+    """∇·(θ − θ̄)."""
+    penalty: Any
+    """½ (θ−θ̄)ᵀ|H|(θ−θ̄); None if the curvature was not measured."""
+    outliers: Any
+    """Outliers per segment."""
+
+
+class Rule(NamedTuple):
+    """How a block learns: its engine, and its algorithm with the constants of that."""
+
+    engine: Engine
+    strategy: Strategy
+    config: Config
+
+
+def rule_of(engine: Engine, config: Config) -> Rule:
+    return Rule(engine, strategy_of(config), config)
+
+
+@functools.lru_cache(256)
+def tensor_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(lengths, dtype=torch.float64, device=device)
+
+
+def lengths_of(coordinates: Coordinates) -> Tensor:
+    """Return the coordinates of each segment, those in other processes included."""
+    return tensor_of(coordinates.whole_lengths, coordinates.totals.device)
+
+
+def totals_of(coordinates: Coordinates, engine: Engine) -> Totals:
+    return Totals(*engine.numbers(coordinates.totals).T)
+
+
+def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule, by_rows: bool) -> Checks:
+    """Return the checks of a minibatch. Rows of tables have no unusually long gradients."""
+    engine, strategy, config = rule
+    norms = engine.squared_norms(batch.grad, coordinates)
+    limit = gradient_limit(torch.finfo(coordinates.theta.dtype).max)
+    usable = norms.max() < limit
+    for part in (batch.probed_grad, batch.grad_sq, batch.diff_sq):
+        if part is not None and part.numel():
+            least, most = map(engine.numbers, part.aminmax())
+            usable = usable & (-limit < least) & (most < limit)
+    if coordinates.shards is not None:
+        unusable = torch.as_tensor(usable == 0, dtype=torch.float64, device=coordinates.theta.device)
+        usable = coordinates.shards.add_up(unusable) == 0
+    if by_rows:
+        return Checks(usable, norms.max(), 0.0)
+    counts = engine.numbers(batch.counts.to(coordinates.totals.device))
+    long = strategy.is_long(norms, totals_of(coordinates, engine), counts, config)
+    return Checks(usable, norms.max(), (norms * (long & (counts > 0))).max())
+
+
+def is_starting(coordinates: Coordinates, batch: BatchMoments, config: Config) -> bool:
+    """Return whether a segment with a gradient has averages that are just being started."""
+    return bool(((coordinates.seen < config.bootstrap) & (batch.counts > 0)).any())
+
+
+def context(coordinates: Coordinates, rule: Rule, horizon: float) -> TensorContext:
+    """Return what the coordinates of each segment share."""
+    lengths = rule.engine.numbers(lengths_of(coordinates))
+    return rule.strategy.context(totals_of(coordinates, rule.engine), lengths, rule.config, horizon)
+
+
+def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: float) -> Tensor:
+    """Return η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
+    lengths = torch.tensor(coordinates.lengths, device=coordinates.theta.device)
+    shared = (torch.as_tensor(part).to(coordinates.theta) for part in context(coordinates, rule, horizon))
+    tensor = TensorContext(*(torch.repeat_interleave(part, lengths) for part in shared))
+    rate: Tensor = rule.strategy.rate(
+        coordinates.state(coordinates.seen), count, rule.config, tensor, coordinates.decoupled
+    )
+    return rate
+
+
+def learn(
+    coordinates: Coordinates, batch: BatchMoments, delta: Tensor | None, rates: Rates, rule: Rule, weight: Any = None
+) -> tuple[Tensor | None, Any]:
+    """Update the statistics and totals. Return what `Engine.learn` returns."""
+    engine, strategy, config = rule
+    totals = engine.numbers(coordinates.totals)
+    if delta is not None:
+        size = (engine.squared_norms(delta, coordinates) / engine.numbers(lengths_of(coordinates))) ** 0.5
+        totals[:, Totals._fields.index("probe_size")] = size
+    # reading the counts of rows on a device would wait for it
+    may_start = not coordinates.seen.is_cpu or is_starting(coordinates, batch, config)
+    writes_curvature = delta is not None or may_start
+    shared = context(coordinates, rule, rates.horizon)
+    steps, sums = engine.learn(coordinates, batch, delta, shared, rates.lr, strategy, config, writes_curvature, weight)
+    known = totals[:, : 4 if writes_curvature else 2]
+    active = engine.numbers(batch.counts.to(coordinates.totals.device))[:, None] > 0
+    known[:] = active * sums[:, : known.shape[1]] + (active == 0) * known
+    coordinates.seen.add_(batch.counts)
+    return steps, sums
+
+
+def learn_and_move(
+    coordinates: Coordinates,
+    batch: BatchMoments,
+    delta: Tensor | None,
+    rates: Rates,
+    decay_strength: float,
+    weight: Any,
+    rule: Rule,
+    rotation: tuple[Rotation, Rotation] | None,
+) -> Moved:
+    """Learn from a minibatch in coordinates, and move in the parameters' own.
+
+    Args:
+        coordinates: of the block; they change in place.
+        batch: moments of the minibatch.
+        delta: offset of the probe, if there was one.
+        rates: settings of the group.
+        decay_strength: weight decay of the group.
+        weight: per segment, with which the new iterates enter the average.
+        rule: of the block.
+        rotation: from the parameters' own coordinates to those of the block, and back; None if these are the same.
+    """
+    at_once = rotation is None and decay_strength == 0 and bool(batch.counts.all())
+    if at_once and rule.engine.moves_at_once(coordinates):
+        _, sums = learn(coordinates, batch, delta, rates, rule, weight)
+        penalty = None if delta is None else sums[:, PENALTY].sum()
+        return Moved(sums[:, PRODUCTS].sum(), penalty, sums[:, OUTLIERS])
+    steps, sums = learn(coordinates, batch, delta, rates, rule)
+    assert steps is not None
+    into, back = (identity, identity) if rotation is None else rotation
+    penalty = None if delta is None else curvature_penalty(coordinates, into)
+    decay = 0 * rule.engine.numbers(lengths_of(coordinates))
+    if decay_strength:
+        norms = rule.engine.squared_norms(steps, coordinates)
+        decay = weight_decay(decay_strength, norms, rule.engine.numbers(lengths_of(coordinates)))
+    products = rule.engine.move(coordinates, batch.plain_grad, back(steps), decay, weight)
+    return Moved(products.sum(), penalty, sums[:, OUTLIERS])
+
+
+def identity(values: Tensor) -> Tensor:
+    return values
+
+
+def curvature_penalty(coordinates: Coordinates, into: Rotation) -> Any:
+    """Return ½ (θ−θ̄)ᵀ |H| (θ−θ̄), in coordinates in which H is nearly diagonal; 0 if nothing is averaged."""
+    if coordinates.average is None:
+        return 0.0
+    offset = into(coordinates.theta - coordinates.average)
+    curvature = coordinates.curv.to(offset.dtype).abs()
+    return summed((curvature * offset * offset).sum().double() / 2, coordinates.shards)

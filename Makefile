@@ -7,8 +7,12 @@ TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
 UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+<<<<<<< HEAD
 .DEFAULT_GOAL := help
 .PHONY: help run docs docs-site results results-train pages test test-all test-flaky coverage fuzz bench lint dist pythons clean
+=======
+.PHONY: run docs docs-site results results-train pages test test-all test-device test-flaky fuzz bench lint dist pythons clean
+>>>>>>> 7920d21
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,9 +47,14 @@ docs-site: $(VENV)/.test run  ## build the documentation: site/index.html
 
 test: lint  ## run all tests except the slow ones, with fixed random cases
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci
+	$(MAKE) --no-print-directory test-device
 
 test-all: lint  ## run all tests, with new random cases
 	$(BIN)/pytest -q
+	$(MAKE) --no-print-directory test-device
+
+test-device: $(VENV)/.test  ## tests on a simulated accelerator, in processes of their own
+	$(BIN)/pytest -q -n 2 --dist loadfile tests/device
 
 test-flaky: $(VENV)/.test  ## run the timing-sensitive tests twenty times with all cores busy
 	scripts/test_flaky.sh 20 $(BIN)/pytest

@@ -11,12 +11,12 @@ import reference
 import torch
 from steps import batches, flat, new_params, squared_error
 from torch import nn
-from vsgd.algorithms.strategy import probe_seed
 
 import vsgd
 import vsgd.optax
 from vsgd import NETWORKS, PAPER
 from vsgd.algorithms import networks
+from vsgd.algorithms.strategy import probe_seed
 from vsgd.optax.int64 import Int64
 from vsgd.torch import VSGD
 

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import pytest
 from steps import batches, flat, new_params, squared_error, step_of
-from vsgd.algorithms.strategy import Totals
 
 import vsgd.optax
 from vsgd import COLUMNS, NETWORKS, PAPER
+from vsgd.algorithms.strategy import Totals
 from vsgd.optax import groups
 
 SIZES = (6, 8, 3)

@@ -7,12 +7,9 @@ TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
 UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-<<<<<<< HEAD
 .DEFAULT_GOAL := help
-.PHONY: help run docs docs-site results results-train pages test test-all test-flaky coverage fuzz bench lint dist pythons clean
-=======
-.PHONY: run docs docs-site results results-train pages test test-all test-device test-flaky fuzz bench lint dist pythons clean
->>>>>>> 7920d21
+.PHONY: help run docs docs-site results results-train pages test test-all test-device test-flaky coverage fuzz bench
+.PHONY: lint dist pythons clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16

@@ -302,8 +302,8 @@ sys.exit(main(sys.argv[6:] or ["fit", sys.argv[3], "--model", sys.argv[4], "--pa
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_out_of_memory_is_one_line(given, tmp_path):
-    """A model of 384 MB where 128 MB are left."""
-    (tmp_path / "wide.svm").write_text("1 1:1\n2 5999999:1\n")
+    """A model of 480 MB where 128 MB are left."""
+    (tmp_path / "wide.svm").write_text("1 1:1\n2 3999999:1\n")
     words = [given / "d.svm", tmp_path / "small.npz", tmp_path / "wide.svm", tmp_path / "large.npz", 1 << 27]
     result = subprocess.run(
         [sys.executable, "-c", OUT_OF_MEMORY, *map(str, words)], capture_output=True, text=True, timeout=600

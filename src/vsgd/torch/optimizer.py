@@ -92,7 +92,7 @@ class VSGD(Optimizer):
     _reports: PendingReports
     _lr_watch: LearningRateWatch
     _noise: Noise
-    _left: dict[int, tuple[ReferenceType[Tensor], int]]
+    _left: dict[Tensor, tuple[ReferenceType[Tensor], int]]
     """Gradients that the last step has left, with their versions."""
     _in_use: bool
     """Whether a step is running."""
@@ -441,8 +441,7 @@ class VSGD(Optimizer):
 
     def _remember_gradients(self) -> None:
         """Remember which gradients a step has left, and their versions."""
-        found = [p.grad for p in self._parameters() if p.grad is not None]
-        self._left = {id(grad): (ref(grad), grad._version) for grad in found}
+        self._left = {p: (ref(p.grad), p.grad._version) for p in self._parameters() if p.grad is not None}
 
     def _check_gradients(self) -> None:
         """Raise if gradients are not those that a step has left: accumulated gradients would be lost."""
@@ -450,7 +449,7 @@ class VSGD(Optimizer):
             grad = parameter.grad
             if grad is None:
                 continue
-            left, version = self._left.get(id(grad), (None, -1))
+            left, version = self._left.get(parameter, (None, -1))
             is_left = left is not None and left() is grad and version == grad._version
             if not is_left and bool(grad.norm() != 0):
                 raise RuntimeError(OTHER_GRADIENTS + remedy())

@@ -42,7 +42,7 @@ def register(optimizer: VSGD) -> None:
 
 
 def undo_after_last() -> None:
-    if not OPTIMIZERS:
+    if not list(OPTIMIZERS):  # its length may include references that are about to be removed
         _before_forward.clear()
         while _undo:
             _undo.pop()()

@@ -49,14 +49,16 @@ class Deprecated(NamedTuple):
     process_group: Any = None
 
 
-class Sampling(NamedTuple):
+class SampleSettings(NamedTuple):
     """Checked settings of what a sample is."""
 
     rows: Rows | None
     replicas: Replicas
 
 
-def check_sampling(per_sample: nn.Module | Rows | None, distributed: Replicas | None, old: dict[str, Any]) -> Sampling:
+def check_sampling(
+    per_sample: nn.Module | Rows | None, distributed: Replicas | None, old: dict[str, Any]
+) -> SampleSettings:
     """Return the settings of what a sample is, or raise if they do not fit together.
 
     Args:
@@ -77,7 +79,7 @@ def check_sampling(per_sample: nn.Module | Rows | None, distributed: Replicas | 
     replicas = AVERAGED if distributed is None else check_replicas(distributed)
     if replicas.as_samples and rows is not None:
         raise ValueError("with per_sample every row is a sample, so replicas cannot be: Replicas(as_samples=False)")
-    return Sampling(rows, replicas)
+    return SampleSettings(rows, replicas)
 
 
 def translate(old: Deprecated, rows: Rows | None, distributed: Replicas | None) -> tuple[Rows | None, Replicas | None]:

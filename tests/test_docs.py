@@ -117,6 +117,13 @@ def test_prose_uses_plain_words(page):
     assert [text[max(found.start() - 40, 0) : found.end() + 40] for found in unclear.finditer(text)] == []
 
 
+def test_source_uses_plain_words():
+    unclear = re.compile(r"\b(?:anew|counts for|(?:is|are) told|so many|spared|whoever)\b")
+    files = sorted((ROOT / "src" / "vsgd").rglob("*.py"))
+    lines = [(path.name, line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [each for each in lines if unclear.search(each[1])] == []
+
+
 def anchors(page: Path) -> set[str]:
     """Return the anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)

@@ -134,7 +134,7 @@ def test_damaged_files_are_replaced(package, cache, suffix, damage):
     file.write_bytes(damage(file.read_bytes()))
     out, err = run(package, cache)
     assert out == CORRECT
-    assert err.count("is damaged; compiling anew") == 1
+    assert err.count("is damaged; compiling again") == 1
     assert len(machine_code(cache)) == 2
     assert all(jit.is_whole(file) for file in jit.machine_code(cache))
 
@@ -146,7 +146,7 @@ def test_folders_in_place_of_files_are_replaced_with_one_warning(package, cache)
     code.write_bytes(emptied(code.read_bytes()))
     out, err = run(package, cache)
     assert out == CORRECT
-    assert err.count("compiling anew") == 1
+    assert err.count("compiling again") == 1
     assert all(jit.is_whole(file) for file in jit.machine_code(cache))
 
 
@@ -208,7 +208,7 @@ def test_machine_code_of_other_types_is_not_run(package, cache):
     jit.seal(cache)
     out, err = run(package, cache, COMBINE + "\n" + INTEGERS)
     assert out == CORRECT * 2
-    assert err.count("is not usable (it has machine code for other types of arguments); compiling anew") == 2
+    assert err.count("is not usable (it has machine code for other types of arguments); compiling again") == 2
     assert run(package, cache, COMBINE + "\n" + INTEGERS) == (CORRECT * 2, "")
 
 
@@ -218,7 +218,7 @@ def test_a_full_disk_does_not_stop_the_work(package, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
     out, err = run(package, tmp_path, limit + COMBINE)
     assert out == CORRECT
-    assert err.count("is not usable ([Errno 27] File too large); compiling anew") == 1
+    assert err.count("is not usable ([Errno 27] File too large); compiling again") == 1
     assert machine_code(tmp_path) == {}
     assert run(package, tmp_path) == (CORRECT, "")
     assert machine_code(tmp_path)
@@ -232,7 +232,7 @@ def test_other_types_of_arguments_are_kept_too_and_may_meet_a_full_disk(package,
     assert run(package, cache, COMBINE + again) == (CORRECT * 2, "")
     out, err = run(package, cache, COMBINE + limit + again.replace("0.0", "0"))
     assert out == CORRECT * 2
-    assert err.count("compiling anew") == 1
+    assert err.count("compiling again") == 1
 
 
 def test_a_cache_that_cannot_be_made_is_done_without(package, tmp_path):

@@ -31,7 +31,7 @@ MOST_LINKS = 40
 
 @contextlib.contextmanager
 def _told(path: Path | str) -> Iterator[None]:
-    """What goes wrong while writing is told in one line; that nobody reads any more is not a mistake."""
+    """Report an error of writing in one line. A reader that has gone away is no error."""
     try:
         yield
     except BrokenPipeError:
@@ -202,7 +202,7 @@ def _temporary(path: Path) -> Iterator[tuple[IO[bytes], str]]:
             raise UserError(f"cannot write {path}: it is write-protected. Choose another place.")
         os.stat(os.path.dirname(target))
         with contextlib.suppress(FileNotFoundError):
-            os.lstat(target)  # a name that is too long is told now
+            os.lstat(target)  # raises now if the name is too long
         prefix = _prefix(target)
         _remove_stale(os.path.dirname(target), prefix)
         file = _locked_file(os.path.dirname(target), prefix)

@@ -24,10 +24,10 @@ DECAY = 0.95
 """Of the moving averages L and R, per step."""
 
 OBSERVE_INTERVAL = 5
-"""L and R are updated in every so many steps, and in the first ones."""
+"""Number of steps between two updates of L and R. The first steps all update them."""
 
 REFRESH_INTERVAL = 10
-"""The basis turns in every so many steps, and in the first ones."""
+"""Number of steps between two rotations of the basis. The first steps all rotate it."""
 
 FIRST_STEPS = 5
 

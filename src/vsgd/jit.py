@@ -3,7 +3,7 @@
 The functions stay undecorated, so `import vsgd` is light and one text serves all array libraries. `compiled` registers
 what a function calls with `numba.extending.register_jitable`. `kept` also keeps the machine code on disk, in a folder
 whose name depends on the text of everything that the function reaches and on the types of the arguments. That cache is
-optional in every sense: if it cannot be read or written, the function is compiled anew, with one warning.
+optional in every sense: if it cannot be read or written, the function is compiled again, with one warning.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Keep other processes away meanwhile. Damaged files are removed before, new ones are sealed after."""
     with locked(folder, WAITING_SECONDS):
         if not all(map(is_whole, machine_code(folder))):
-            warnings.warn(f"the cache of compiled code in {folder} is damaged; compiling anew", stacklevel=4)
+            warnings.warn(f"the cache of compiled code in {folder} is damaged; compiling again", stacklevel=4)
             clear(folder)
         yield
         with contextlib.suppress(OSError, UserError):
@@ -272,7 +272,7 @@ def load_or_compile(function: Callable[..., Any], text: str, signature: tuple[An
     except NumbaError:
         raise
     except Exception as error:  # whatever a file can raise that was neither written nor read as it should
-        warnings.warn(f"the cache of compiled code in {folder} is not usable ({error}); compiling anew", stacklevel=5)
+        warnings.warn(f"the cache of compiled code in {folder} is not usable ({error}); compiling again", stacklevel=5)
         if not isinstance(error, BlockingIOError):
             with contextlib.suppress(OSError), locked(folder):
                 clear(folder)

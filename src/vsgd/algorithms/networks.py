@@ -14,7 +14,7 @@
    iterates costs less than is gained: `progress`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
-`vsgd.eigenbasis` finds. The algorithm never sees that basis; it is only told. No constant has the unit of the loss.
+`vsgd.eigenbasis` finds. The algorithm does not see that basis. It receives a flag. No constant has the unit of the loss.
 `docs/algorithm.md` explains each point.
 """
 
@@ -63,7 +63,7 @@ class Networks(NamedTuple):
         variance_floor: a variance below this fraction of the mean square is rounding.
         probe_scale: |δ| as a fraction of the length scale of its tensor.
         min_rms: the length scale where all parameters are zero.
-        probe_interval: a second gradient is taken in every so many steps, or half as many if the first is long.
+        probe_interval: number of steps from one second gradient to the next; half of it if the first gradient is long.
         min_memory_cap: τ grows no further than the larger of this and √(samples seen).
         variance_inflation: v̄ and v̄^fd are multiplied by this at the end of the bootstrap.
         shrinkage: weight with which the mean curvature of a tensor enters that of each of its coordinates.
@@ -101,7 +101,7 @@ NETWORKS = Networks()
 
 
 class TensorContext(NamedTuple):
-    """What a coordinate is told of its tensor."""
+    """Per-tensor quantities used in the update of each coordinate."""
 
     curv: Array
     """Added to its curvature, as is `curv_sq` to v̄^fd: a small part of the mean over the tensor."""
@@ -173,7 +173,7 @@ def probe(size: Array, positive: Array) -> Array:
 
 
 def probe_due(unprobed: Array, long: Array, config: Networks = NETWORKS) -> Array:
-    """Is a second gradient due, when so many steps went without? Twice as soon where the first is unusually `long`."""
+    """Return whether a second gradient is due after `unprobed` steps without one, or half as many if `long`."""
     return (unprobed + 1) * (1 + long) >= config.probe_interval
 
 
@@ -202,7 +202,7 @@ def context(
     config: Networks = NETWORKS,
     horizon: Array = 1.0,
 ) -> TensorContext:
-    """What coordinates are told, given means over their tensor of |h̄^fd| and v̄^fd, and the RMS of ḡ and of gradients.
+    """Return the context of a tensor from its means of |h̄^fd| and v̄^fd, and from the RMS of ḡ and of gradients.
 
     Where no coordinate has seen any curvature, |ḡ|/|δ| stands in, so that a step is no longer than the probe.
     """
@@ -282,7 +282,7 @@ def row_averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS)
 
 
 def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NETWORKS) -> Averaging:
-    """After so many `steps`: reach further back as long as the average of the iterates is better than the newest one.
+    """Return the window after `steps` steps. It grows while the average is better than the newest iterate.
 
     `gain` is f(θ) − f(θ̄) to second order, ∇·(θ − θ̄) − ½ (θ−θ̄)ᵀ|H|(θ−θ̄), over all coordinates. Without noise it is
     negative, and the window stays short; in stationary noise the window grows with time; under drift it shrinks again.
@@ -295,7 +295,7 @@ def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NE
 
 
 def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Networks = NETWORKS) -> Progress:
-    """After a minibatch of this `loss`, with so many `steps` before it: look further ahead while that pays.
+    """Return the horizon after a minibatch with this `loss` and `steps` steps before it. It grows while that pays.
 
     The rate that is optimal for one step is too small over many: it pays for noise at once, while slow coordinates pay
     back later (Wu et al. 2018), and noise averages out. So the horizon grows as long as `bend`, ½ (θ−θ̄)ᵀ|H|(θ−θ̄),

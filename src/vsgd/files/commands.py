@@ -105,7 +105,7 @@ def resume(arguments: argparse.Namespace, sources: list[Source]) -> tuple[Traine
     check_format(sources[0].path, trained.schema)
     found = scan(sources, trained.schema, trained.loss)
     if found.classes != trained.classes or found.schema.columns != trained.schema.columns:
-        raise UserError(f"{arguments.model} was trained on other columns or classes; train anew without --resume")
+        raise UserError(f"{arguments.model} was trained on other columns or classes; train again without --resume")
     return trained, found
 
 

@@ -110,5 +110,5 @@ def refuse_other_settings(arguments: argparse.Namespace, trained: Trained) -> No
             others.append(f"--columns {name}={kind} instead of {schema.kind_of(name)}")
     if others:
         raise UserError(
-            f"{arguments.model} was begun with other settings: {', '.join(others)}. Train anew, or leave them out."
+            f"{arguments.model} was begun with other settings: {', '.join(others)}. Train again, or leave them out."
         )

@@ -10,17 +10,17 @@ from vsgd.errors import one_line
 from vsgd.integrations.run_file import Record, TensorRecord
 
 RECENT_STEPS = 100
-"""Steps that were not finite are counted over so many."""
+"""Number of recent steps among which those that were not finite are counted."""
 
 LEAST_CURVATURE = 1e-5
 """A tensor with less curvature than this, in units of the median tensor's, sees next to none."""
 
 MANY_OUTLIERS = 0.3
 RISE = 2.0
-"""A loss that is so many times the lowest one has risen."""
+"""A loss has risen if it is this many times the lowest one."""
 
 SMOOTHING = 5
-"""Losses are compared as means over so many records."""
+"""Number of records over which losses are averaged before they are compared."""
 
 
 def alarms(records: Sequence[Record]) -> list[str]:

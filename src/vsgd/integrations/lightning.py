@@ -206,7 +206,7 @@ def scale_of(trainer: Any) -> float:
 
 
 def clip(trainer: Any, module: Any) -> None:
-    """As the trainer is told to."""
+    """Clip gradients as the settings of the trainer say."""
     limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     multiply_gradients(module, 1 / scale_of(trainer))
     module.configure_gradient_clipping(trainer.optimizers[0], limit, algorithm)

@@ -1,4 +1,4 @@
-"""The log of a training run: a header, then a line of JSON for every so many steps. Needs neither torch nor NumPy.
+"""The log of a training run: a header, then a line of JSON for each logged step. Needs neither torch nor NumPy.
 
 A line has the names of tensors only if they have changed since the line before. A number that is not finite is null.
 `Reader` copes with a last line that is not complete yet, with lines that a crash has cut, and with any other content:

@@ -110,7 +110,7 @@ class StepMeter:
 
 
 class RunLog:
-    """Appends a line to a file after every so many steps, for `vsgd watch`.
+    """Append a line to a file every `every` steps, for `vsgd watch`.
 
     Args:
         opt: the optimizer. `VSGD(model.named_parameters())` gives names to tensors.

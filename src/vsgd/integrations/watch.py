@@ -1,4 +1,4 @@
-"""`vsgd watch RUN`: a training run as text, anew whenever its log has grown."""
+"""`vsgd watch RUN`: show a training run as text, and update it whenever its log has grown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BAR = 24
 """Characters of the drawing of a tensor's rates."""
 
 SILENT = 10
-"""A log that has not grown for so many times its usual interval is said to be silent."""
+"""A log is reported as silent if it has not grown for this many times its usual interval."""
 
 OTHER_LINES = 12
 """Lines of the terminal that are not about tensors."""

@@ -84,7 +84,7 @@ def sum_over_rows(batch: Any, weights: Any, model: Model, task: Task, work: Work
 
 
 def distinct_rows(model: Model, task: Task) -> float:
-    """Return the number of rows to learn from: told, or those visited so far."""
+    """Return the number of training rows: the given one, or those visited so far."""
     return float(task.data_rows if task.data_rows > 0 else model.progress[FRESH_ROWS])
 
 
@@ -136,7 +136,7 @@ def penalizes_rare(model: Model) -> bool:
 
 
 def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -> float:
-    """Return the weight of ½θ² per sample that contains the column, which has had so many `samples`."""
+    """Return the weight of ½θ² per sample that contains the column, which has had `samples` of them."""
     rows = float(model.progress[ROWS])
     visits = samples * distinct_rows(model, task) / rows
     l2 = model.penalty[STRENGTH, k] / visits

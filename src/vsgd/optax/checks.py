@@ -1,4 +1,4 @@
-"""Mistakes that can be told from structures, shapes and types, when a step is traced."""
+"""Checks of structures, shapes and types, when a step is traced."""
 
 from __future__ import annotations
 

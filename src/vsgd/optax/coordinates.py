@@ -16,7 +16,7 @@ from vsgd.algorithms.strategy import Config, strategy_of
 from vsgd.eigenbasis import Basis
 
 ROWS = 128
-"""A gradient is taken to cost as much as one of so many rows through dense layers, if nobody says what it costs."""
+"""Batch size that the default estimate of the cost of a gradient assumes, for dense layers."""
 
 
 class Tensor(NamedTuple):

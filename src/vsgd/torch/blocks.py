@@ -55,7 +55,7 @@ class Blocks:
         return iter(self._blocks)
 
     def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState]) -> bool:
-        """Build the blocks anew if parameters, algorithms or states have changed.
+        """Rebuild the blocks if parameters, algorithms or states have changed.
 
         Return whether the user has changed weights; see `adopt_changes`.
         """
@@ -76,7 +76,7 @@ class Blocks:
         return count == len(states) and all(block.fits(block.group["algorithm"]) for block in self._blocks)
 
     def clear(self) -> None:
-        """Drop all blocks; `update_blocks` builds them anew from the states."""
+        """Drop all blocks; `update_blocks` rebuilds them from the states."""
         self._blocks = []
 
     def create_states(

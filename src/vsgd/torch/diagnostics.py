@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vsgd.torch.optimizer import VSGD
 
 QUANTILE_SAMPLE = 1_000_000
-"""Quantiles of larger tensors are taken from so many of their coordinates, evenly spread."""
+"""Quantiles of larger tensors are computed from this many of their coordinates, evenly spread."""
 
 
 NO_EFFECT = "no effect on the loss: the gradient is rounding"

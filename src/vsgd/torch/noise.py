@@ -11,7 +11,7 @@ HORIZON = 20
 """Steps over which the noise is averaged."""
 
 CERTAIN = 2.0
-"""The signal is known if it is so many standard errors above zero."""
+"""The signal is known if it is this many standard errors above zero."""
 
 
 class Noise(NamedTuple):

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    loaded = sys.modules.get("torch.distributed.tensor")  # slow to import, and whoever has shards has imported it
+    loaded = sys.modules.get(
+        "torch.distributed.tensor"
+    )  # slow to import; parameters with shards imply that it was imported
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 

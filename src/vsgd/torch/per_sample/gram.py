@@ -25,7 +25,7 @@ def gram_matrix(terms: Terms, calls: list[Call], count: int) -> Tensor:
 def parameter_gram(param: Tensor, placed: list[Placed], count: int) -> Tensor:
     lookups = lookups_in(placed)
     if len(lookups) == len(placed):
-        # only rows that were looked up take part: number them anew
+        # only rows that were looked up take part: renumber them
         rows, place = torch.unique(torch.cat([term.row for term in lookups]), return_inverse=True)
         places = place.split([len(term.row) for term in lookups])
         renumbered: list[Term] = [t._replace(row=p) for t, p in zip(lookups, places, strict=True)]

@@ -14,7 +14,7 @@
    iterates costs less than is gained: `progress`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
-`vsgd.eigenbasis` finds. The algorithm does not see that basis. It receives a flag. No constant has the unit of the loss.
+`vsgd.eigenbasis` finds. The algorithm receives a flag only. No constant has the unit of the loss.
 `docs/algorithm.md` explains each point.
 """
 

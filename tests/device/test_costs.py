@@ -33,7 +33,6 @@ def counted(sim, run, steps):
     return found
 
 
-@pytest.mark.xfail(strict=True, reason="each tensor is compared, and small tensors are copied, in every step")
 @pytest.mark.parametrize("name", ["mlp", "transformer", "GRU", "sparse table", "micro-batches", "weight decay"])
 def test_plain_step_synchronizes_once_and_probe_step_twice(name, sim):
     """Besides once for each sparse gradient, whose number of rows the host must know."""
@@ -46,7 +45,6 @@ def test_plain_step_synchronizes_once_and_probe_step_twice(name, sim):
         assert events.total("sync") <= (1 + sparse) * (1 + probed), events.table("sync")
 
 
-@pytest.mark.xfail(strict=True, reason="sums of each tensor are launched one by one")
 def test_transformer_launches_no_more_kernels_than_soap(sim):
     """SOAP launches 350 in a usual step of a transformer with 30 tensors."""
     run = Training(CASES["transformer"], "sim", torch.float32)
@@ -57,7 +55,6 @@ def test_transformer_launches_no_more_kernels_than_soap(sim):
     assert statistics.median(events.total("launch") for events in steps) <= 350, usual.table("launch")
 
 
-@pytest.mark.xfail(strict=True, reason="sums of each row are launched one by one")
 def test_launches_do_not_depend_on_the_number_of_touched_rows(sim):
     def launches(rows):
         def inputs(dtype):

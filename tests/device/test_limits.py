@@ -1,19 +1,20 @@
 """Training where a device has less than CUDA, or where other settings of torch depend on it."""
 
-import copy
+import io
 
 import pytest
 import torch
 import torch.nn.functional as F
-from device_cases import CASES, Case, Training, Transformer, mlp, words
+from device_cases import CASES, Case, Training, mlp
 from torch import nn
 
+from vsgd import NETWORKS, PAPER
 from vsgd.torch import VSGD
+from vsgd.torch.engine_torch import compiled
 
 # --- memory -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="addresses of opaque memory are compared")
 def test_opaque_addresses_are_not_compared(sim):
     """Addresses of different tensors may then be closer together than the tensors are long."""
     with sim.switched(opaque_addresses=True):
@@ -29,7 +30,6 @@ def test_shared_memory_is_refused_where_addresses_are_opaque(sim):
         VSGD([nn.Parameter(memory[:5]), nn.Parameter(memory[5:])])
 
 
-@pytest.mark.xfail(strict=True, reason="a table whose memory moves is taken as edited by the user")
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 def test_table_keeps_its_iterates_when_its_memory_moves(device):
     still, moved = Training(CASES["sparse table"], device), Training(CASES["sparse table"], device)
@@ -39,21 +39,8 @@ def test_table_keeps_its_iterates_when_its_memory_moves(device):
     assert still.run(10) == moved.run(10)
 
 
-READS = pytest.mark.xfail(strict=True, reason="weights on the device are read as memory of the CPU")
-MOVES = pytest.mark.xfail(strict=True, reason="a table whose memory moves is taken as edited by the user")
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "target"),
-    [
-        pytest.param("mlp", "sim", "cpu", marks=READS),
-        pytest.param("CNN with BatchNorm", "sim", "cpu", marks=READS),
-        pytest.param("sparse table", "sim", "cpu", marks=READS),
-        ("mlp", "cpu", "sim"),
-        ("CNN with BatchNorm", "cpu", "sim"),
-        pytest.param("sparse table", "cpu", "sim", marks=MOVES),
-    ],
-)
+@pytest.mark.parametrize("name", ["mlp", "CNN with BatchNorm", "sparse table"])
+@pytest.mark.parametrize(("source", "target"), [("sim", "cpu"), ("cpu", "sim")])
 def test_model_continues_after_moving_to_another_device(name, source, target):
     still, moved = Training(CASES[name], "cpu"), Training(CASES[name], source)
     still.run(10)
@@ -71,7 +58,6 @@ def test_model_continues_after_moving_to_another_device(name, source, target):
 # --- random numbers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="random generators are saved for CUDA only")
 def test_dropout_switched_on_later_draws_the_same_numbers_in_both_evaluations():
     """The first steps check that the closure is repeatable. Later ones must be right without the check."""
 
@@ -96,14 +82,12 @@ class RandomScale(nn.Module):
         return F.dropout(x * self.scale, 0.3, self.training)
 
 
-@pytest.mark.xfail(strict=True, reason="random generators are saved for CUDA only")
 def test_random_module_is_replayed_sample_by_sample():
     case = Case(lambda: nn.Sequential(RandomScale(), nn.Linear(6, 3)), per_sample=True)
     here, there = Training(case, "cpu"), Training(case, "sim")
     torch.testing.assert_close(there.run(10), here.run(10), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.xfail(strict=True, reason="random generators are saved for CUDA only")
 def test_failed_step_restores_the_random_numbers_of_the_device():
     run = Training(CASES["dropout"], "sim")
 
@@ -120,18 +104,19 @@ def test_failed_step_restores_the_random_numbers_of_the_device():
 # --- precision and linear algebra ---------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="float64 tensors are created on the device")
 def test_checkpoint_is_loaded_where_there_is_no_float64(sim):
     with sim.switched(float64=False):
         run, resumed = (Training(CASES["CNN with BatchNorm"], "sim", torch.float32) for _ in range(2))
         run.run(4)
+        file = io.BytesIO()
+        torch.save(run.opt.state_dict(), file)
+        file.seek(0)
         resumed.model.load_state_dict(run.model.state_dict())
-        resumed.opt.load_state_dict(copy.deepcopy(run.opt.state_dict()))
+        resumed.opt.load_state_dict(torch.load(file, map_location="sim"))
         resumed.steps = 4
         assert run.run(4) == resumed.run(4)
 
 
-@pytest.mark.xfail(strict=True, reason="float64 tensors are created on the device")
 def test_diagnosis_needs_no_float64(sim):
     run, same = Training(CASES["mlp"], "sim", torch.float32), Training(CASES["mlp"], "cpu", torch.float32)
     same.run(6)
@@ -139,10 +124,9 @@ def test_diagnosis_needs_no_float64(sim):
         run.run(6)
         found = run.opt.info()
     for ours, theirs in zip(found.tensors, same.opt.info().tensors, strict=True):
-        torch.testing.assert_close([*ours.rate], [*theirs.rate], rtol=1e-3, atol=1e-8)
+        torch.testing.assert_close([*ours.rate], [*theirs.rate], rtol=1e-2, atol=1e-8)  # curvature is bfloat16
 
 
-@pytest.mark.xfail(strict=True, reason="a missing factorization raises after weights have moved")
 def test_missing_linear_algebra_leaves_a_step_whole(sim):
     """Either a step is taken as on other devices, or it changes nothing."""
     usual, run = Training(CASES["mlp"], "sim"), Training(CASES["mlp"], "sim")
@@ -155,7 +139,6 @@ def test_missing_linear_algebra_leaves_a_step_whole(sim):
 # --- the default device -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="tensors of the CPU are created on the default device")
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.parametrize("name", CASES)
 def test_default_device_does_not_matter(name, device):
@@ -177,15 +160,22 @@ def test_default_device_does_not_matter(name, device):
 # --- the compiler -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="the first step raises where the compiler has no backend")
-def test_runs_uncompiled_where_the_compiler_does_not_know_the_device():
-    expected = Training(CASES["transformer"], "sim").run(3)
+@pytest.fixture
+def compiler():
+    """Let functions be compiled, those that were compiled before too."""
+    compiled.cache_clear()
     with torch.compiler.set_stance("default"):
-        assert Training(CASES["transformer"], "sim").run(3) == expected
+        yield
+    compiled.cache_clear()
 
 
-@pytest.mark.xfail(strict=True, reason="the compiled function has more variants than torch allows")
-def test_every_variant_stays_compiled(sim, monkeypatch):
+def test_runs_uncompiled_where_the_compiler_does_not_know_the_device(compiler):
+    with torch.compiler.set_stance("force_eager"):
+        expected = Training(CASES["transformer"], "sim").run(3)
+    assert Training(CASES["transformer"], "sim").run(3) == expected
+
+
+def test_every_variant_stays_compiled(compiler, monkeypatch):
     """A function with more variants than torch's limit is no longer compiled."""
     compile_with, calls = torch.compile, []
 
@@ -197,21 +187,15 @@ def test_every_variant_stays_compiled(sim, monkeypatch):
         return run
 
     monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: compile_with(*args, **{**kwargs, "backend": backend}))
-    build = {"transformer": Case(Transformer, words), "mlp": Case(mlp)}
     variants = [
-        (case._replace(options=options, per_sample=per_sample, micro_batches=count), dtype)
-        for case in build.values()
-        for options in ({}, {"compact": True}, {"lr": 0.7}, {"weight_decay": 0.1})
+        (Case(mlp, options={"algorithm": algorithm}, per_sample=per_sample, micro_batches=count), dtype)
+        for algorithm in (NETWORKS, NETWORKS._replace(eigenbasis=False), PAPER)
         for per_sample, count in ((False, 1), (True, 1), (False, 2))
         for dtype in (torch.float32, torch.float64)
-        if not (per_sample and case is build["transformer"])
     ]
-    with torch.compiler.set_stance("default"):
-        compiled = []
-        for case, dtype in variants:
-            run = Training(case, "sim", dtype)
-            run.run(4)
-            calls.clear()
-            run.run(1)
-            compiled.append(len(calls) > 0)
-    assert all(compiled), compiled
+    for case, dtype in variants:
+        run = Training(case, "sim", dtype)
+        run.run(1)
+        calls.clear()
+        run.run(1)
+        assert calls, (case, dtype)

@@ -25,7 +25,6 @@ from typing import Any
 from vsgd.errors import needs_extra
 
 with needs_extra("vsgd.integrations.lightning", "integrations"):
-    import torch
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.core.optimizer import LightningOptimizer
     from torch import Tensor
@@ -33,6 +32,7 @@ with needs_extra("vsgd.integrations.lightning", "integrations"):
 
 from vsgd.integrations.bookkeeping import attributes_restored
 from vsgd.torch import VSGD, is_probing
+from vsgd.torch.devices import RandomState, random_state, set_random_state
 from vsgd.torch.replay import Closure, SavedBuffer, Saving, restore_buffers, saving_state
 
 
@@ -58,7 +58,7 @@ class MicroBatches(Callback):
     def __init__(self) -> None:
         self._closures: list[Closure] = []
         self._iterates = ExitStack()
-        self._random: list[Any] = []
+        self._random: RandomState = {}
         self._saved = Saving()
         self._stepped = False
         self.had_backward = False
@@ -68,7 +68,7 @@ class MicroBatches(Callback):
         self.had_backward = False
         if (optimizer := accumulating(trainer)) is not None:
             self._iterates.enter_context(optimizer.iterates())
-            self._random = [torch.get_rng_state(), torch.cuda.get_rng_state_all()]
+            self._random = random_state(module.parameters())
             self._saved = self._iterates.enter_context(saving_state())
 
     def on_train_batch_end(
@@ -111,8 +111,7 @@ class MicroBatches(Callback):
                     parameter.grad = grad
                 value: Any = loss * count
             else:
-                torch.set_rng_state(random[0])
-                torch.cuda.set_rng_state_all(random[1])
+                set_random_state(random)
                 with leaving_no_trace(module):
                     output = trainer.strategy.training_step(*arguments)
                 value = output["loss"] if isinstance(output, Mapping) else output

@@ -31,6 +31,7 @@ with needs_extra("vsgd.integrations.run_log", "torch"):
     from torch import Tensor
 
     from vsgd.torch import VSGD, is_probing
+    from vsgd.torch.devices import read_numbers
     from vsgd.torch.diagnostics import step_number
 
 Item = TypeVar("Item")
@@ -92,7 +93,9 @@ class StepMeter:
 
     def _record(self) -> Record:
         info = self._opt.info()
-        losses = torch.stack([loss.flatten()[0].double() for loss in self._losses]) if self._losses else torch.empty(0)
+        losses = torch.tensor(
+            read_numbers([loss.flatten()[0] for loss in self._losses]), dtype=torch.float64, device="cpu"
+        )
         finite = losses[losses.isfinite()]
         return Record(
             step=self._opt.param_groups[0]["steps"],

@@ -11,6 +11,7 @@ from vsgd.algorithms.networks import Averaging, Progress
 from vsgd.algorithms.strategy import strategy_of
 from vsgd.torch.block import Group, Report
 from vsgd.torch.blocks import Blocks
+from vsgd.torch.devices import read_numbers
 
 
 class PendingReports:
@@ -18,20 +19,34 @@ class PendingReports:
 
     def __init__(self) -> None:
         self._reports: list[tuple[Group, Report]] = []
-        self._loss: Tensor | None = None
+        self._loss: Any = 0.0
 
     def put(self, reports: list[tuple[Group, Report]], loss: Tensor) -> None:
         """Remember the reports of a step, and its loss."""
         self._reports, self._loss = reports, loss
 
+    def numbers(self) -> list[Any]:
+        """Return the loss and all numbers of the reports, which may be on a device."""
+        numbers = [number for _, report in self._reports for number in (report.products, report.penalty)]
+        return [self._loss, *(0.0 if number is None else number for number in numbers)] if numbers else []
+
+    def set_numbers(self, values: list[float]) -> None:
+        """Replace `numbers` by their values on the CPU."""
+        if values:
+            self._loss, products, penalties = values[0], values[1::2], values[2::2]
+            self._reports = [
+                (group, report._replace(products=product, penalty=None if report.penalty is None else penalty))
+                for (group, report), product, penalty in zip(self._reports, products, penalties, strict=True)
+            ]
+
     def update_groups(self, groups: list[Group], blocks: Blocks) -> None:
         """Let window and horizon of the groups follow the last step. Nothing happens if that was done before."""
+        self.set_numbers(read_numbers(self.numbers()))
         reports, self._reports = self._reports, []
         for group in groups:
             own = [report for each, report in reports if each is group]
             if own and strategy_of(group["algorithm"]).averages_iterates(group["algorithm"]):
-                assert self._loss is not None
-                loss = float(self._loss) * (-1 if group["maximize"] else 1)
+                loss = self._loss * (-1 if group["maximize"] else 1)
                 update_window_and_horizon(group, own, loss, blocks.has_table(group))
 
 

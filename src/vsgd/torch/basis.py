@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vsgd.eigenbasis import Basis, cost, plan_blocks, rotated_basis, updated_covariance
+from vsgd.torch.devices import for_factorization
 from vsgd.torch.state import matrix_shape
 
 
@@ -31,7 +32,7 @@ def refresh(basis: Basis) -> None:
     """Rotate the basis towards the eigenvectors by one power iteration."""
     for q, cov in ((basis.left, basis.left_cov), (basis.right, basis.right_cov)):
         if q is not None:
-            q.copy_(rotated_basis(q, cov, torch))
+            q.copy_(rotated_basis(for_factorization(q), for_factorization(cov), torch))
 
 
 def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:

@@ -94,7 +94,8 @@ def remaining_share(layer: Layer) -> Tensor:
         return torch.div(updates.to(mean), module.num_batches_tracked)
     # InstanceNorm does not count its calls; a part of a model that was not called keeps all
     calls = torch.maximum(module.num_batches_tracked - updates, (module.running_mean != mean).any())
-    return torch.as_tensor((1 - module.momentum) ** calls.to(mean))
+    share: Tensor = (1 - module.momentum) ** calls.to(mean)
+    return share
 
 
 def layer_moments(saving: Saving) -> dict[Any, LayerMoments]:
@@ -110,7 +111,8 @@ def layer_moments(saving: Saving) -> dict[Any, LayerMoments]:
 
 def measure_correction(iterate: LayerMoments, average: LayerMoments, eps: float) -> Correction | None:
     """Return the correction from one minibatch at the iterates and at the averaged weights; None if not finite."""
-    trust = torch.tensor(average.values / (average.values + ITERATES_WORTH)).to(average.mean)
+    trust = torch.tensor(average.values / (average.values + ITERATES_WORTH), dtype=torch.float32, device="cpu")
+    trust = trust.to(average.mean)
     correction = Correction(average.mean - iterate.mean, (average.var + eps) / (iterate.var + eps), trust)
     return correction if bool((correction.shift + correction.factor).isfinite().all()) else None
 

@@ -67,10 +67,10 @@ class Block(Protocol):
     def bases(self) -> dict[Tensor, Basis]:
         """Return the bases of those parameters that have one."""
 
-    def adopt_changes(self) -> bool:
+    def adopt_changes(self) -> Any:
         """Go on from weights that the user has set since the last step.
 
-        Return whether there are any, so that several processes must compare theirs.
+        Return whether there are any, so that several processes must compare theirs: a bool, or a tensor on a device.
         """
 
     def open(self) -> None:

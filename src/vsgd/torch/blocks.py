@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from vsgd.torch import basis
 from vsgd.torch.block import Block, Group, Report, Update
 from vsgd.torch.coordinates import Coordinates, Engine, precision
 from vsgd.torch.dense import DenseBlock
+from vsgd.torch.devices import read_numbers
 from vsgd.torch.distributed import is_sharded, key_of, local_of, shards_of
 from vsgd.torch.embedding import TableBlock, as_table
 from vsgd.torch.engine_numba import NumbaEngine
@@ -54,15 +56,15 @@ class Blocks:
     def __iter__(self) -> Any:
         return iter(self._blocks)
 
-    def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState]) -> bool:
+    def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState]) -> list[Any]:
         """Rebuild the blocks if parameters, algorithms or states have changed.
 
         Return whether the user has changed weights; see `adopt_changes`.
         """
         if self._are_current(states):
-            return False
+            return []
         check_shapes(states)
-        was_open, changed = self.are_open, False
+        was_open = self.are_open
         if was_open:
             self.close()
         changed = self.adopt_changes()
@@ -110,12 +112,9 @@ class Blocks:
         self.update_blocks(groups, states)
         return True
 
-    def adopt_changes(self) -> bool:
-        """Go on from weights that the user has set since the last step. Return whether processes must compare them."""
-        if self.are_open:
-            return False
-        changed = [block.adopt_changes() for block in self._blocks]
-        return any(changed)
+    def adopt_changes(self) -> list[Any]:
+        """Go on from weights that the user has set since the last step. Return for each block whether there are any."""
+        return [] if self.are_open else [block.adopt_changes() for block in self._blocks]
 
     def open(self) -> None:
         """Let the parameters hold the iterates."""
@@ -142,7 +141,10 @@ class Blocks:
     def measure_scales(self, least: float = 0.0) -> None:
         """Update the length scale of each dense tensor. `least` stands in where all parameters are zero."""
         dense = [(block.rule, block.coordinates) for block in self._blocks if block.coordinates is not None]
-        norms = [torch.as_tensor(rule.engine.squared_norms(each.theta, each)) for rule, each in dense]
+        norms = [
+            torch.as_tensor(rule.engine.squared_norms(each.theta, each), device=each.totals.device)
+            for rule, each in dense
+        ]
         size = sum(sum(coordinates.whole_lengths) for _, coordinates in dense)
         sums = [norm.sum() for norm in norms]
         devices = {norm.device for norm in norms}
@@ -152,15 +154,15 @@ class Blocks:
             scale.copy_(strategy.length_scale(scale, mean_sq, overall[norm.device], least, config))
 
 
-def check_numbers(updates: list[Update], losses: list[Tensor]) -> BatchChecks:
-    """Return the checks of a step. This waits for the device."""
+def check_numbers(updates: list[Update], losses: list[Tensor], pending: list[Any]) -> tuple[BatchChecks, list[float]]:
+    """Return the checks of a step, and the `pending` numbers as floats. This waits for the device."""
     checks = [update.block.check(update) for update in updates]
-    numbers = [*(number for each in checks for number in each), *map(torch.isfinite, losses)]
-    known = torch.stack([torch.as_tensor(n, device=losses[0].device).double() for n in numbers]).tolist()
+    known = read_numbers([*(number for each in checks for number in each), *losses, *pending])
     usable, norms, long = (known[start : 3 * len(checks) : 3] for start in range(3))
     # the norm of a gradient that is rounding, as that of a bias before BatchNorm, varies without a reason
     is_long = max(long, default=0) > ROUNDING**2 * max(norms, default=0)
-    return BatchChecks(all(usable) and all(known[3 * len(checks) :]), is_long)
+    values, read = known[3 * len(checks) :][: len(losses)], known[3 * len(checks) + len(losses) :]
+    return BatchChecks(all(usable) and all(map(math.isfinite, values)), is_long), read
 
 
 def probe_is_due(updates: list[Update], long: bool = False) -> bool:

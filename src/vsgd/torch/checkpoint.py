@@ -12,6 +12,7 @@ from vsgd.algorithms.networks import Progress
 from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, strategy_of
 from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
+from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import is_sharded, local_of
 from vsgd.torch.state import FIELDS, FORMAT, SIDES, STATISTICS, ParamState, found_layout, is_blank
 
@@ -92,8 +93,9 @@ def refused(why: str) -> ValueError:
 
 
 def copied(key: str, value: Tensor) -> Tensor:
-    """The same numbers; counts and sums are kept in float64 whatever the precision of the parameter is."""
-    return value.detach().to(torch.float64 if key in ("seen", "steps", "totals") else value.dtype, copy=True)
+    """The same numbers; the precision of counts and sums does not depend on that of the parameter."""
+    dtype = sum_dtype(value.device) if key in ("seen", "steps", "totals") else value.dtype
+    return value.detach().to(dtype, copy=True)
 
 
 def is_dict(value: Any) -> bool:
@@ -263,22 +265,23 @@ def adds_up(state: ParamState) -> bool:
     """
     if "totals" not in state or is_sharded(state["grad"]):
         return True
-    grad, grad_sq, curv, curv_sq = (state[key].detach().double() for key in STATISTICS[:4])
+    dtype = sum_dtype(state["grad"].device)
+    grad, grad_sq, curv, curv_sq = (state[key].detach().to(dtype) for key in STATISTICS[:4])
     sums = torch.stack([part.sum() for part in (grad_sq, grad.square(), curv.abs(), curv_sq)])
-    totals = state["totals"].detach().double().to(sums.device)
+    totals = state["totals"].detach().to(sums)
     return bool(((sums - totals[:4]).abs() <= SUM_TOLERANCE * sums).all() and (totals[4:] <= UNLIMITED).all())
 
 
 def has_memory(state: ParamState) -> bool:
     """τ ≥ 1, but in rows of a table that were never touched."""
     memory, seen = local_of(state["memory"].detach()), state["seen"].detach().to(state["memory"].device)
-    untouched = (seen == 0).view(-1, *[1] * (memory.dim() - 1)) if seen.numel() > 1 else torch.tensor(False)
-    return bool(((memory >= 1) | untouched.to(memory.device)).all())
+    untouched = (seen == 0).view(-1, *[1] * (memory.dim() - 1)) if seen.numel() > 1 else memory < memory
+    return bool(((memory >= 1) | untouched).all())
 
 
 def is_basis(q: Tensor, cov: Tensor) -> bool:
     """Is QᵀQ = 1, and no covariance larger than the largest variance?"""
-    q, cov = q.detach().double(), cov.detach().double()
+    q, cov = (each.detach().to(sum_dtype(each.device)) for each in (q, cov))
     off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     variances = cov.diagonal(dim1=-2, dim2=-1)
     largest = variances.amax(-1) * (1 + BASIS_TOLERANCE)

@@ -6,6 +6,7 @@ tensor, or a touched row of an embedding table.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -132,6 +133,34 @@ class Engine(Protocol):
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         """Return whether `learn` can move coordinates that are not rotated."""
+
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        """Copy tensors of equal shapes."""
+
+    def adopt(self, held: list[Tensor], weights: list[Tensor], iterates: list[Tensor], coordinates: Coordinates) -> Any:
+        """Set the weights and iterates of those parameters that hold other weights.
+
+        Args:
+            held: the parameters.
+            weights: what they held after the last step; views of the coordinates, as are the iterates.
+            iterates: in the order of the parameters.
+            coordinates: of the block.
+
+        Returns:
+            Whether there are any: a bool, or a tensor on the device.
+        """
+
+
+@functools.lru_cache(256)
+def lengths_on(lengths: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(lengths, dtype=dtype, device=device)
+
+
+def spread(values: Tensor, coordinates: Coordinates) -> Tensor:
+    """Return numbers per segment as numbers per coordinate."""
+    theta = coordinates.theta
+    lengths = lengths_on(coordinates.lengths, theta.device)
+    return torch.repeat_interleave(values.to(theta, non_blocking=True), lengths, output_size=len(theta))
 
 
 GRAD_SQ, SIGNAL, CURV, CURV_SQ, OUTLIERS, PRODUCTS, PENALTY = SUMS = range(7)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from vsgd.eigenbasis import Basis, back, into, is_covariance_step, is_refresh_st
 from vsgd.torch.basis import basis_of, refresh, update_covariances
 from vsgd.torch.block import Group, Report, Update, rates_of, signature
 from vsgd.torch.coordinates import Coordinates, precision
+from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
 from vsgd.torch.state import SIDES, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
@@ -33,13 +33,6 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
 def is_plain(tensor: Tensor) -> bool:
     """Return whether the numbers of a tensor are one after the other in memory."""
     return tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() != 0
-
-
-def is_same(parameter: Tensor, weights: Tensor) -> bool:
-    """Return whether a parameter holds these weights, rounded to its precision."""
-    if parameter.is_cpu and parameter.dtype == weights.dtype:  # NumPy compares many numbers at once
-        return np.array_equal(parameter.detach().numpy(), weights.numpy())
-    return torch.equal(parameter, weights.to(parameter))
 
 
 class DenseBlock:
@@ -70,13 +63,14 @@ class DenseBlock:
         for name in STATISTICS:
             kind = torch.bfloat16 if name in coarse else dtype
             buffers[name] = flat([states[p][name] for p in parameters], kind)
-        self._steps = torch.cat([states[p]["steps"].cpu() for p in parameters])
+        sums = sum_dtype(first.device)
+        self._steps = torch.cat([states[p]["steps"].to("cpu", sums) for p in parameters])
         self.coordinates = Coordinates(
             theta=buffers["iterate"],
             average=buffers.get("average"),
             **{name: buffers[name] for name in STATISTICS},
-            seen=torch.cat([states[p]["seen"].cpu() for p in parameters]),
-            totals=torch.stack([states[p]["totals"].to(first.device) for p in parameters]),
+            seen=torch.cat([states[p]["seen"].to("cpu", sums) for p in parameters]),
+            totals=torch.stack([states[p]["totals"].to(first.device, sums) for p in parameters]),
             lengths=lengths,
             decoupled=is_decoupled(first, states[first], config),
             shards=shards_of(self.parameters),
@@ -110,27 +104,21 @@ class DenseBlock:
             buffers.append(self.coordinates.average)
         return sum(buffer.nbytes for buffer in buffers)
 
-    def adopt_changes(self) -> bool:
-        changed = False
-        for parameter, weights, iterate in zip(self._own(), self._weights, self._iterates, strict=True):
-            if not is_same(parameter, weights):
-                changed = True
-                weights.copy_(parameter)
-                iterate.copy_(parameter)
+    def adopt_changes(self) -> Any:
+        changed = self.rule.engine.adopt(self._own(), self._weights, self._iterates, self.coordinates)
         # a part of a tensor may be changed in one process only
-        return changed and not is_sharded(self.parameters[0])
+        return False if self._is_sharded else changed
 
     def open(self) -> None:
         if self.coordinates.average is not None or self._is_coarse:
-            for parameter, iterate in zip(self._own(), self._iterates, strict=True):
-                parameter.copy_(iterate)
+            self.rule.engine.copy(self._own(), self._iterates)
 
     def close(self) -> None:
-        for parameter, weights in zip(self._own(), self._weights, strict=True):
-            if parameter.shape == weights.shape:
-                parameter.copy_(weights)
-            else:  # the closure has given it another
+        own = self._own()
+        for parameter, weights in zip(own, self._weights, strict=True):
+            if parameter.shape != weights.shape:  # the closure has given it another
                 parameter.data = weights.to(parameter.dtype, copy=True)
+        self.rule.engine.copy(own, self._weights)
 
     def _own(self) -> list[Tensor]:
         """Return what this process holds of the parameters."""

@@ -13,6 +13,7 @@ from vsgd.core import variance
 from vsgd.torch.basis import describe
 from vsgd.torch.block import rates_of
 from vsgd.torch.blocks import engine_for, learning_coordinates
+from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
 from vsgd.torch.update import learning_rates, rule_of
@@ -162,7 +163,7 @@ def _quantiles(values: Tensor) -> Quantiles:
     values = values.flatten()
     if not len(values):
         return Quantiles(math.nan, math.nan, math.nan)
-    values = values[:: math.ceil(len(values) / QUANTILE_SAMPLE)].double()
+    values = values[:: math.ceil(len(values) / QUANTILE_SAMPLE)].to(sum_dtype(values.device))
     return Quantiles(*torch.quantile(values, values.new_tensor([0.05, 0.5, 0.95])).tolist())
 
 

@@ -15,6 +15,7 @@ from vsgd.eigenbasis import Basis, back
 from vsgd.torch.basis import basis_of
 from vsgd.torch.block import Group, Report, Update, rates_of, signature
 from vsgd.torch.coordinates import Coordinates, precision
+from vsgd.torch.devices import sum_dtype
 from vsgd.torch.moments import RowMoments, Sampling
 from vsgd.torch.state import STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
 from vsgd.torch.update import Checks, Rule, check, learn_and_move
@@ -48,7 +49,7 @@ class TableBlock:
         for name in STATISTICS:
             dtype = torch.bfloat16 if name in coarse else precision(parameter.dtype)
             state[name] = state[name].to(parameter.device, dtype)
-        state["seen"] = state["seen"].to(parameter.device)
+        state["seen"] = state["seen"].to(parameter.device, sum_dtype(parameter.device))
         is_coarse = parameter.dtype != precision(parameter.dtype)
         averages = rule.strategy.averages_iterates(rule.config)
         for name, dtype in (("iterate", parameter.dtype), ("average", precision(parameter.dtype))):
@@ -60,7 +61,9 @@ class TableBlock:
         """The averaged weights, while the parameter holds the iterates."""
         self._probed: tuple[Tensor, Tensor] | None = None
         """Probed rows, and their iterates."""
-        self._version: tuple[int, int] | None = None
+        self._left: Tensor | None = None
+        """The weights that the last step has left, in the memory that the parameter had then."""
+        self._version = 0
 
     # --- parameters -----------------------------------------------------------------------------------------------
 
@@ -73,12 +76,19 @@ class TableBlock:
     def bases(self) -> dict[Tensor, Basis]:
         return {}
 
-    def adopt_changes(self) -> bool:
-        """Go on from weights that the user has set. A change through `.data` is not noticed."""
-        if self._version not in (None, (self.parameter._version, self.parameter.data_ptr())):
+    def adopt_changes(self) -> Any:
+        """Go on from weights that the user has set. A change through `.data` in the same memory is not noticed."""
+        if self._is_changed():
             for name in {"iterate", "average"} & self._state.keys():
                 self._state[name].copy_(self.parameter)
         return False  # a table may be written without being changed
+
+    def _is_changed(self) -> bool:
+        if self._left is None:
+            return False
+        if self.parameter.device == self._left.device and self.parameter.data_ptr() == self._left.data_ptr():
+            return self.parameter._version != self._version
+        return not torch.equal(self.parameter, self._left.to(self.parameter))  # its memory has moved
 
     def open(self) -> None:
         if "iterate" in self._state:
@@ -93,7 +103,7 @@ class TableBlock:
             self.parameter.data = self._weights
             self._weights = None
             torch.autograd.graph.increment_version(self.parameter)
-        self._version = self.parameter._version, self.parameter.data_ptr()
+        self._left, self._version = self.parameter.data, self.parameter._version
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -123,8 +133,9 @@ class TableBlock:
         """Return the totals of a row: `width` times the means over all touched rows."""
         _, strategy, config = self.rule
         values = {**statistics, "signal": statistics["grad"].square()}
-        means = {name: values[name].double().mean() * width for name in ("grad_sq", "signal", "curv", "curv_sq")}
-        mean_sq, zero = theta.double().square().mean(), theta.new_zeros((), dtype=torch.float64)
+        dtype = self._state["seen"].dtype
+        means = {name: values[name].to(dtype).mean() * width for name in ("grad_sq", "signal", "curv", "curv_sq")}
+        mean_sq, zero = theta.to(dtype).square().mean(), theta.new_zeros((), dtype=dtype)
         scale = strategy.length_scale(zero, mean_sq, mean_sq, zero, config)
         return torch.stack(Totals(**means, probe_size=strategy.probe_size(scale, config), scale=scale))
 

@@ -130,6 +130,26 @@ class NumbaEngine:
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         return coordinates.average is not None
 
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+    def adopt(self, held: list[Tensor], weights: list[Tensor], iterates: list[Tensor], coordinates: Coordinates) -> Any:
+        changed = False
+        for parameter, weight, iterate in zip(held, weights, iterates, strict=True):
+            if not is_same(parameter, weight):
+                changed = True
+                weight.copy_(parameter)
+                iterate.copy_(parameter)
+        return changed
+
+
+def is_same(parameter: Tensor, weights: Tensor) -> bool:
+    """Return whether a parameter, on any device, holds these weights, rounded to its precision."""
+    if parameter.is_cpu and parameter.dtype == weights.dtype:  # NumPy compares many numbers at once
+        return np.array_equal(parameter.detach().numpy(), weights.numpy())
+    return torch.equal(parameter, weights.to(parameter))
+
 
 def array(part: Tensor) -> Any:
     """Return the memory of a tensor as an array; that of a bfloat16 as its bits."""

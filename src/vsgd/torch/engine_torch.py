@@ -1,30 +1,38 @@
-"""The engine for tensors of any device but the CPU: the text of an algorithm on whole tensors."""
+"""The engine for tensors of any device but the CPU: the text of an algorithm on whole tensors.
+
+Nothing here waits for the device: numbers of the CPU are copied to it without blocking, and none is read back.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.strategy import Config, Strategy, limited_step
-from vsgd.core import Moments, State, descend, ema, measured_curvature
-from vsgd.torch.coordinates import BatchMoments, Coordinates
+from vsgd.core import Moments, descend, ema, measured_curvature
+from vsgd.torch.coordinates import BatchMoments, Coordinates, lengths_on, spread
 from vsgd.torch.distributed import summed
+
+PIECE = 1024
+"""Sums over segments of different lengths are taken over pieces of this many coordinates first."""
 
 
 class TorchEngine:
-    """Runs functions of whole tensors, compiled by torch. Implements `Engine`."""
+    """Runs functions of whole tensors, compiled by torch where it can. Implements `Engine`."""
 
     def numbers(self, values: Tensor) -> Any:
         return values
 
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
-        return sums_of(values.double().square(), coordinates)
+        return sums_of(values.to(coordinates.totals.dtype).square(), coordinates)
 
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
@@ -49,74 +57,137 @@ class TorchEngine:
         writes_curvature: bool,
         weight: Any,
     ) -> tuple[Tensor | None, Any]:
-        numbers = [spread(value, coordinates) for value in (coordinates.seen, batch.counts, *context)]
-        factor = torch.as_tensor(lr, dtype=coordinates.theta.dtype, device=coordinates.theta.device)
-        learn, state = strategy.learn(coordinates.decoupled), coordinates.state(numbers[0])
-        new, steps, values = compiled_learn()(learn, state, batch, delta, numbers[1:], factor, config)
+        seen, count, *shared = spread_all((coordinates.seen, batch.counts, *context), coordinates)
+        state = coordinates.state(seen)
+        h, h_sq = state.mean.curv, state.mean.curv_sq
+        if delta is not None:
+            diff = batch.diff if batch.probed_grad is None else batch.probed_grad - batch.grad
+            diff_sq = batch.diff_sq if batch.probed_grad is None else diff * diff  # type: ignore[operator]
+            h, h_sq = measured_curvature(state.mean, diff, diff_sq, delta)
+        moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
+        direction = batch.grad if batch.direction is None else batch.direction
+        factor = torch.full((), lr, dtype=seen.dtype, device=seen.device)
+        learn = compiled(strategy.learn(coordinates.decoupled), seen.device.type)
+        tensor = TensorContext(*shared)
+        new, info = learn(state, moments, count, config, tensor)
+        step = compiled(limited_step, seen.device.type)
+        steps = step(factor * info.rate, direction, state.mean.grad_sq, tensor)
         for target, value in zip(coordinates.statistics, (*new.mean, new.memory), strict=True):
             target.copy_(value)
-        return steps, torch.stack([sums_of(value.double(), coordinates) for value in values], dim=1)
+        outliers = info.outlier.to(steps.dtype)
+        values = [new.mean.grad_sq, new.mean.grad**2, abs(new.mean.curv), new.mean.curv_sq, outliers]
+        return steps, sums_of(torch.stack(values), coordinates).T
 
     def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:
         theta, average = coordinates.theta, coordinates.average
-        products = torch.zeros(len(coordinates.lengths), dtype=torch.float64)
+        own_decay, own_weight = spread_all((decay, weight), coordinates)
+        products = torch.zeros_like(coordinates.totals[:, 0])
         if average is not None:
-            products = sums_of((grad * (theta - average)).double(), coordinates)
-        theta.copy_(descend(theta, steps, spread(decay, coordinates)))
+            products = sums_of(grad * (theta - average), coordinates)
+        theta.copy_(descend(theta, steps, own_decay))
         if average is not None:
-            average.copy_(ema(average, theta, spread(weight, coordinates)))
+            average.copy_(ema(average, theta, own_weight))
         return products
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         return False
 
+    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        torch._foreach_copy_(targets, sources)
 
-def spread(values: Any, coordinates: Coordinates) -> Tensor:
-    """Return numbers per segment as numbers per coordinate."""
+    def adopt(self, held: list[Tensor], weights: list[Tensor], iterates: list[Tensor], coordinates: Coordinates) -> Any:
+        """Replace weights and iterates without waiting: whether they are replaced is decided on the device."""
+        theta = coordinates.theta
+        found = torch.cat([each.detach().reshape(-1).to(theta.device) for each in held])
+        expected = theta if coordinates.average is None else coordinates.average
+        changes = sums_of((found != expected.to(found.dtype)).to(theta.dtype), coordinates._replace(shards=None))
+        changed = spread(changes > 0, coordinates) > 0
+        for buffer in (theta, coordinates.average):
+            if buffer is not None:
+                buffer.copy_(torch.where(changed, found, buffer))
+        return changes.sum() > 0
+
+
+# --- segments -----------------------------------------------------------------------------------------------------
+
+
+def spread_all(numbers: Sequence[Any], coordinates: Coordinates) -> tuple[Tensor, ...]:
+    """Return several numbers per segment, some of them on the CPU, as numbers per coordinate."""
     theta = coordinates.theta
-    lengths = torch.tensor(coordinates.lengths, dtype=torch.long, device=theta.device)
-    return torch.repeat_interleave(torch.as_tensor(values).to(theta), lengths, output_size=len(theta))
+    tensors = [each if isinstance(each, Tensor) else torch.as_tensor(each, device="cpu") for each in numbers]
+    on_cpu = [k for k, each in enumerate(tensors) if each.is_cpu]
+    if on_cpu:  # in one copy
+        stacked = torch.stack([tensors[k].to(theta.dtype) for k in on_cpu]).to(theta.device, non_blocking=True)
+        for k, row in zip(on_cpu, stacked, strict=True):
+            tensors[k] = row
+    rows = torch.stack([each.to(theta.dtype) for each in tensors])
+    lengths = lengths_on(coordinates.lengths, theta.device)
+    return torch.repeat_interleave(rows, lengths, dim=1, output_size=len(theta)).unbind(0)
 
 
 def sums_of(values: Tensor, coordinates: Coordinates) -> Tensor:
-    """Return sums over segments, of all processes."""
-    return summed(torch.stack([part.sum() for part in values.split(coordinates.lengths)]), coordinates.shards)
+    """Return sums over segments, of all processes, for values … × coordinates."""
+    lengths, dtype = coordinates.lengths, coordinates.totals.dtype
+    while len(set(lengths)) > 1:
+        places, padding = pieces_of(lengths, values.device)
+        pieces = values.index_select(-1, places).masked_fill_(padding, 0)
+        values = pieces.unflatten(-1, (-1, PIECE)).sum(-1, dtype=dtype)
+        lengths = tuple(-(-length // PIECE) for length in lengths)
+    return summed(values.unflatten(-1, (len(lengths), -1)).sum(-1, dtype=dtype), coordinates.shards)
+
+
+@functools.lru_cache(256)
+def pieces_of(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return which coordinate is at each place of the pieces, and which places are padding."""
+    ends = np.cumsum(lengths)
+    starts = [np.arange(end - length, end, PIECE) for end, length in zip(ends, lengths, strict=True)]
+    limits = np.repeat(ends, [len(each) for each in starts])
+    places = np.concatenate(starts)[:, None] + np.arange(PIECE)
+    padding = places >= limits[:, None]
+    places[padding] = 0
+    return torch.from_numpy(places.reshape(-1).astype(np.int32)).to(device), torch.from_numpy(padding.reshape(-1)).to(
+        device
+    )
 
 
 def random_bits(coordinates: Coordinates, seeds: list[int]) -> Tensor:
-    """Return 0 or 1 for every coordinate, from the seed of its segment."""
-    device, lengths = coordinates.theta.device, coordinates.lengths
+    """Return 0 or 1 for every coordinate, from its place in its segment and the seed of that."""
+    theta, lengths = coordinates.theta, coordinates.lengths
     offsets = (0,) * len(lengths) if coordinates.shards is None else coordinates.shards.offsets
-    places = [torch.arange(k, k + length, device=device) for k, length in zip(offsets, lengths, strict=True)]
-    return torch.cat([networks.random_bit(place, seed) for place, seed in zip(places, seeds, strict=True)])
+    starts = np.cumsum((0, *lengths[:-1])) - np.array(offsets)
+    numbers = torch.from_numpy(np.array([starts, seeds], np.int64)).to(theta.device, non_blocking=True)
+    repeats = lengths_on(lengths, theta.device)
+    start, seed = torch.repeat_interleave(numbers, repeats, dim=1, output_size=len(theta)).unbind(0)
+    bits: Tensor = networks.random_bit(torch.arange(len(theta), device=theta.device) - start, seed)
+    return bits
+
+
+# --- the compiler -------------------------------------------------------------------------------------------------
+
+
+class CompiledFunction:
+    """A pure function, compiled by torch. It runs uncompiled from the moment when the compiler fails."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+        self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=True)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._compiled is None:
+            return self._function(*arguments)
+        try:
+            return self._compiled(*arguments)
+        except Exception as error:
+            result = self._function(*arguments)  # raises if it was no error of the compiler
+            self._compiled = None
+            logging.getLogger(__name__).warning("running uncompiled, because torch.compile failed: %s", error)
+            return result
 
 
 @functools.cache
-def compiled_learn() -> Callable[..., Any]:
-    """Compiled once for all shapes: whatever changes from step to step comes as a tensor."""
-    return torch.compile(learn_whole, dynamic=True)
+def compiled(function: Callable[..., Any], device_type: str) -> CompiledFunction:
+    """Return a pure function, compiled for all shapes. What changes from step to step comes as a tensor.
 
-
-def learn_whole(
-    learn: Callable[..., Any],
-    state: State,
-    batch: BatchMoments,
-    delta: Tensor | None,
-    numbers: list[Tensor],
-    lr: Tensor,
-    config: Config,
-) -> tuple[State, Tensor, list[Tensor]]:
-    """Return the new statistics, the steps, and the values of which there are sums."""
-    count, *shared = numbers
-    h, h_sq = state.mean.curv, state.mean.curv_sq
-    if delta is not None:
-        diff = batch.diff if batch.probed_grad is None else batch.probed_grad - batch.grad
-        diff_sq = batch.diff_sq if batch.probed_grad is None else diff * diff  # type: ignore[operator]
-        h, h_sq = measured_curvature(state.mean, diff, diff_sq, delta)
-    moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
-    direction = batch.grad if batch.direction is None else batch.direction
-    tensor = TensorContext(*shared)
-    new, info = learn(state, moments, count, config, tensor)
-    steps = limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
-    outliers = info.outlier.to(steps.dtype)
-    return new, steps, [new.mean.grad_sq, new.mean.grad**2, abs(new.mean.curv), new.mean.curv_sq, outliers]
+    Each function is compiled apart, since torch limits the number of variants of a function.
+    """
+    return CompiledFunction(function)

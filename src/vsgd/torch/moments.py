@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from vsgd.reweight import effective_count, sample_weights
-from vsgd.torch.coordinates import BatchMoments, precision
+from vsgd.torch.coordinates import BatchMoments, precision, spread
+from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import Processes
 from vsgd.torch.evaluation import Evaluation
 from vsgd.torch.per_sample import Recorder, RowSums, SampleSums
@@ -137,7 +138,7 @@ def rows_of(grad: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
 
 def rows_of_one_sample(touched: tuple[Tensor, Tensor]) -> RowMoments | None:
     rows, values = touched
-    count = torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+    count = torch.ones(len(rows), dtype=sum_dtype(rows.device), device=rows.device)
     return RowMoments(rows, BatchMoments(values.reshape(-1), values.reshape(-1), count)) if len(rows) else None
 
 
@@ -232,8 +233,7 @@ class MicroBatches:
     def _means(self, block: DenseBlock, sums: Tensor, counts: Tensor) -> Tensor:
         if self._processes.are_samples:
             self._processes.add_up(sums)
-        lengths = torch.tensor(block.coordinates.lengths, dtype=torch.int64, device="cpu")
-        return sums / torch.repeat_interleave(counts.clamp(min=1), lengths).to(sums)
+        return sums / spread(counts.clamp(min=1), block.coordinates)
 
     def _touched_rows(self, block: TableBlock, grads: Sequence[Grads], hits: list[int]) -> list[tuple[Tensor, Tensor]]:
         """Return rows and values of each micro-batch, of all processes."""
@@ -255,7 +255,7 @@ class MicroBatches:
         touched, place = torch.unique(torch.cat([rows for rows, _ in first]), return_inverse=True)
         if not len(touched):
             return None
-        counts = torch.bincount(place, minlength=len(touched)).double()
+        counts = torch.bincount(place, minlength=len(touched)).to(sum_dtype(place.device))
         values = torch.cat([values for _, values in first])
         grad, grad_sq = row_means([values, values * values], place, counts)
         return RowMoments(touched, BatchMoments(grad, grad, counts, grad_sq=grad_sq, samples=(first, place)))
@@ -391,9 +391,9 @@ class RowSamples:
         if not torch.equal(others, rows) or (isinstance(found, RowSums) and not torch.equal(found.rows, rows)):
             raise RuntimeError(OTHER_ROWS)
         sums = found.sums if isinstance(found, RowSums) else found
-        count = torch.full((len(rows),), float(totals.samples), dtype=torch.float64, device=rows.device)
+        count = torch.full((len(rows),), float(totals.samples), dtype=sum_dtype(rows.device), device=rows.device)
         if sums.count is not None:
-            count = sums.count.double().reshape(-1)
+            count = sums.count.to(count.dtype).reshape(-1)
             if not isinstance(found, RowSums):
                 rows = (count > 0).nonzero()[:, 0]
                 values, moved, count = values[rows], moved[rows], count[rows]

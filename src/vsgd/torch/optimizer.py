@@ -22,6 +22,7 @@ from vsgd.torch.block import Update
 from vsgd.torch.blocks import Blocks, apply_all, blank_state, check_numbers, noise_of, probe_is_due
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.companions import Turns, check_unshared, is_last_to_step, next_turn, trained_in_turn
+from vsgd.torch.devices import read_numbers
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.distributed import (
     Processes,
@@ -96,6 +97,8 @@ class VSGD(Optimizer):
     """Gradients that the last step has left, with their versions."""
     _in_use: bool
     """Whether a step is running."""
+    _changes: list[Any]
+    """Whether weights were set since the last step: for each block a bool, or a tensor on a device."""
     _compared: bool
     """Whether the weights and states of all processes have been compared since they were set from outside."""
     last_loss: Tensor | None
@@ -343,7 +346,9 @@ class VSGD(Optimizer):
         Raises:
             NotFinite: a number is not usable, in any process.
         """
-        checks = check_numbers(updates, [evaluation.loss for evaluation in (*run.first, *second)])
+        losses = [evaluation.loss for evaluation in (*run.first, *second)]
+        checks, pending = check_numbers(updates, losses, self._reports.numbers())
+        self._reports.set_numbers(pending)
         due = probe_is_due(updates, checks.long)
         usable, probing = reduce_checks(run.processes, run.first, checks.usable, due)
         if not usable:
@@ -426,8 +431,7 @@ class VSGD(Optimizer):
         """Let blocks serve all parameters that have state, as these are now."""
         for group in self.param_groups:
             require(group["algorithm"], Networks, Paper)
-        if self._blocks.update_blocks(self.param_groups, self.state):
-            self._compared = False
+        self._changes += self._blocks.update_blocks(self.param_groups, self.state)
 
     def _open(self) -> None:
         """Let the parameters hold the iterates, after adopting weights that the user has set since the last step."""
@@ -436,8 +440,7 @@ class VSGD(Optimizer):
             self._blocks.open()
 
     def _adopt_changes(self) -> None:
-        if self._blocks.adopt_changes():
-            self._compared = False
+        self._changes += self._blocks.adopt_changes()
 
     def _remember_gradients(self) -> None:
         """Remember which gradients a step has left, and their versions."""
@@ -463,10 +466,14 @@ class VSGD(Optimizer):
                 "a parameter is sharded, so its gradients come averaged: leave per_sample out, and distributed too"
             )
         if processes.size == 1:
+            self._changes = []
             return processes
         if self._rows is not None and self._rows.reweight:
             raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
         self._adopt_changes()
+        if any(read_numbers(self._changes)):
+            self._compared = False
+        self._changes = []
         facts = {
             "as_samples": self._distributed.as_samples,
             "reduce_dtype": self._distributed.reduce_dtype,
@@ -493,6 +500,7 @@ class VSGD(Optimizer):
         """Reset everything that is not saved."""
         self._in_use = False
         self._compared = False
+        self._changes = []
         self._blocks = Blocks(self._compact)
         self._lr_watch = LearningRateWatch()
         self._reports = PendingReports()
@@ -595,7 +603,8 @@ def distance_to_go(run: Run) -> float:
     All processes use the mean loss, and the gradient of process 0, which may be sharded over all.
     """
     evaluation = run.first[0]
-    squares = {p: float(grad.norm().double().square()) for p, grad in evaluation.grads.items()}
+    norms = {p: float(grad.norm()) for p, grad in evaluation.grads.items()}
+    squares = {p: norm * norm for p, norm in norms.items()}
     sharded = sum(square for p, square in squares.items() if is_sharded(p))
     rows = run.processes.numbers("distance to go", float(evaluation.loss), sum(squares.values()) - sharded, sharded)
     norm_sq = rows[0][1] + sum(row[2] for row in rows)

@@ -43,7 +43,7 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
         TypeError: a parameter is complex, has no floating-point numbers, or is sharded in a way that is not supported.
         ValueError: elements of parameters share memory.
     """
-    devices: dict[str, dict[str, Layout]] = {}
+    spaces: dict[Any, dict[str, Layout]] = {}
     for name, parameter in named_parameters(groups):
         if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
             raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
@@ -53,8 +53,8 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
             continue
         part = local_of(parameter)
         if part.numel() and part.device.type != "meta" and part.data_ptr():
-            devices.setdefault(str(part.device), {})[name] = layout_of(part)
-    for layouts in devices.values():
+            spaces.setdefault(address_space(part), {})[name] = layout_of(part)
+    for layouts in spaces.values():
         check_memory(layouts)
 
 
@@ -76,7 +76,7 @@ def named_parameters(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Tensor
 
 
 def check_memory(layouts: dict[str, Layout]) -> None:
-    """Raise ValueError if any two elements of these tensors, which are on one device, share memory."""
+    """Raise ValueError if any two elements of these tensors, of one address space, share memory."""
     for name, layout in layouts.items():
         if overlaps_itself(layout):
             steps = [stride // layout.item for stride in layout.strides]
@@ -88,6 +88,16 @@ def check_memory(layouts: dict[str, Layout]) -> None:
     if pair is not None:
         first, second = (list(layouts)[k] for k in pair)
         raise ValueError(f"{first} and {second} share memory; tie weights by using one parameter in both places")
+
+
+def address_space(tensor: Tensor) -> Any:
+    """Return a key for tensors whose addresses can be compared.
+
+    Addresses on the CPU are those of memory, and storages may overlap there, as those of NumPy arrays do. On other
+    devices an address may be that of an object which stands for the memory. Only tensors of one storage are compared
+    there.
+    """
+    return "cpu" if tensor.is_cpu else (tensor.device, tensor.untyped_storage().data_ptr())
 
 
 def layout_of(tensor: Tensor) -> Layout:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vsgd.torch.devices import RandomState, random_state, set_random_state
 from vsgd.torch.frameworks import SCALER
 from vsgd.torch.interrupts import call_user
 from vsgd.torch.process import call_before_forward
@@ -160,15 +161,14 @@ class Replay:
     def __init__(self, closure: Closure, own: Collection[Tensor]):
         self._closure = closure
         self._own = own
-        self._devices = [device for device in {p.device for p in own} if device.type == "cuda"]
-        self._random_before: list[Tensor] = []
+        self._random_before: RandomState = {}
         self._loss: Any = None
         self.saved = Saving()
         """Buffers and gradients as they were before the first evaluation."""
 
     def first(self, others: Iterable[Tensor] = ()) -> Any:
         """Run the closure. Parameters of other optimizers are among `others` if their gradients may change."""
-        self._random_before = self._random_state()
+        self._random_before = random_state(self._own)
         torch.clear_autocast_cache()  # autocast around several steps holds casts of earlier weights
         with saving_state(self._own) as self.saved, torch.enable_grad():
             self.saved.save_gradients(others)
@@ -177,8 +177,8 @@ class Replay:
 
     def again(self, look: Callable[[Saving], None] | None = None) -> Any:
         """Run the closure once more. Before buffers are put back, one may `look` at what it did to them."""
-        random_after = self._random_state()
-        self._set_random_state(self._random_before)
+        random_after = random_state(self._own)
+        set_random_state(self._random_before)
         torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
         try:
             _PROBING.set(True)
@@ -199,7 +199,7 @@ class Replay:
             raise
         finally:
             _PROBING.set(False)
-            self._set_random_state(random_after)
+            set_random_state(random_after)
 
     def undo(self) -> None:
         """Take back what the first evaluation did to buffers and to gradients of others, as a skipped step must."""
@@ -209,13 +209,4 @@ class Replay:
     def rewind(self) -> None:
         """Take back the first evaluation as a whole, if it has begun: what `undo` restores, and random numbers."""
         self.undo()
-        if self._random_before:
-            self._set_random_state(self._random_before)
-
-    def _random_state(self) -> list[Tensor]:
-        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in self._devices)]
-
-    def _set_random_state(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        for device, state in zip(self._devices, states[1:], strict=True):
-            torch.cuda.set_rng_state(state, device)
+        set_random_state(self._random_before)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vsgd.algorithms.strategy import LEAST_PROBE, UNLIMITED, Config, Totals, strategy_of
 from vsgd.torch.coordinates import precision
+from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import like, local_of
 
 ParamState = dict[str, Tensor]
@@ -34,6 +35,8 @@ class Layout(NamedTuple):
     """Block sizes of the basis on both sides; 1 leaves a side as it is."""
     coarse: frozenset[str] = frozenset()
     """Fields in bfloat16."""
+    sums: torch.dtype = torch.float64
+    """Precision of counts and totals."""
 
 
 class Field(NamedTuple):
@@ -85,8 +88,8 @@ def _precision(layout: Layout) -> torch.dtype:
     return precision(layout.dtype)
 
 
-def _double(layout: Layout) -> torch.dtype:
-    return torch.float64
+def _sums(layout: Layout) -> torch.dtype:
+    return layout.sums
 
 
 def _gradient(largest: float, size: int) -> float:
@@ -111,9 +114,9 @@ FIELDS = (
     Field("memory", _whole, _statistic("memory"), -INF, _count, "τ, the horizon of the averages in samples"),
     Field("iterate", _whole, _precision, -INF, _gradient, "θ, where the parameter holds the average", True),
     Field("average", _whole, _precision, -INF, _gradient, "θ̄, where the parameter is of lower precision", True),
-    Field("seen", _counts, _double, 0.0, _count, "samples so far, of a table for each row"),
-    Field("steps", _dense(1), _double, 0.0, _count, "steps with a gradient"),
-    Field("totals", _dense(len(Totals._fields)), _double, 0.0, lambda m, n: m * n, "`Totals` of the tensor"),
+    Field("seen", _counts, _sums, 0.0, _count, "samples so far, of a table for each row"),
+    Field("steps", _dense(1), _sums, 0.0, _count, "steps with a gradient"),
+    Field("totals", _dense(len(Totals._fields)), _sums, 0.0, lambda m, n: m * n, "`Totals` of the tensor"),
     Field("left_basis", _side(0), _precision, -INF, lambda m, n: m * n, "Q_L, blocks of the eigenbasis"),
     Field("left_cov", _side(0), _precision, -INF, _square, "L, covariance of the rows of the gradient"),
     Field("right_basis", _side(1), _precision, -INF, lambda m, n: m * n, "Q_R"),
@@ -135,7 +138,7 @@ def coarse_fields(dtype: torch.dtype, config: Config, compact: bool) -> frozense
 def layout_of(parameter: Tensor, config: Config, compact: bool, table: bool, blocks: tuple[int, int]) -> Layout:
     """Return the layout of the state of a parameter. Rows of a table are never compact."""
     coarse = coarse_fields(parameter.dtype, config, compact and not table)
-    return Layout(tuple(parameter.shape), parameter.dtype, table, blocks, coarse)
+    return Layout(tuple(parameter.shape), parameter.dtype, table, blocks, coarse, sum_dtype(parameter.device))
 
 
 def new_state(

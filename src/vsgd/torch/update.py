@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,17 @@ from torch import Tensor
 
 from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.strategy import Config, Strategy, Totals, gradient_limit, strategy_of, weight_decay
-from vsgd.torch.coordinates import OUTLIERS, PENALTY, PRODUCTS, BatchMoments, Coordinates, Engine, Rates
+from vsgd.torch.coordinates import (
+    OUTLIERS,
+    PENALTY,
+    PRODUCTS,
+    BatchMoments,
+    Coordinates,
+    Engine,
+    Rates,
+    lengths_on,
+    spread,
+)
 from vsgd.torch.distributed import summed
 
 Rotation = Callable[[Tensor], Tensor]
@@ -51,14 +60,9 @@ def rule_of(engine: Engine, config: Config) -> Rule:
     return Rule(engine, strategy_of(config), config)
 
 
-@functools.lru_cache(256)
-def tensor_of(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(lengths, dtype=torch.float64, device=device)
-
-
 def lengths_of(coordinates: Coordinates) -> Tensor:
     """Return the coordinates of each segment, those in other processes included."""
-    return tensor_of(coordinates.whole_lengths, coordinates.totals.device)
+    return lengths_on(coordinates.whole_lengths, coordinates.totals.device, coordinates.totals.dtype)
 
 
 def totals_of(coordinates: Coordinates, engine: Engine) -> Totals:
@@ -76,11 +80,11 @@ def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule, by_rows: bo
             least, most = map(engine.numbers, part.aminmax())
             usable = usable & (-limit < least) & (most < limit)
     if coordinates.shards is not None:
-        unusable = torch.as_tensor(usable == 0, dtype=torch.float64, device=coordinates.theta.device)
+        unusable = torch.as_tensor(usable == 0, dtype=coordinates.totals.dtype, device=coordinates.totals.device)
         usable = coordinates.shards.add_up(unusable) == 0
     if by_rows:
         return Checks(usable, norms.max(), 0.0)
-    counts = engine.numbers(batch.counts.to(coordinates.totals.device))
+    counts = engine.numbers(batch.counts.to(coordinates.totals, non_blocking=True))
     long = strategy.is_long(norms, totals_of(coordinates, engine), counts, config)
     return Checks(usable, norms.max(), (norms * (long & (counts > 0))).max())
 
@@ -98,9 +102,9 @@ def context(coordinates: Coordinates, rule: Rule, horizon: float) -> TensorConte
 
 def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: float) -> Tensor:
     """Return η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
-    lengths = torch.tensor(coordinates.lengths, dtype=torch.int64, device=coordinates.theta.device)
-    shared = (torch.as_tensor(part).to(coordinates.theta) for part in context(coordinates, rule, horizon))
-    tensor = TensorContext(*(torch.repeat_interleave(part, lengths) for part in shared))
+    shared = context(coordinates, rule, horizon)
+    parts = (torch.as_tensor(part, device=coordinates.totals.device) for part in shared)
+    tensor = TensorContext(*(spread(part, coordinates) for part in parts))
     rate: Tensor = rule.strategy.rate(
         coordinates.state(coordinates.seen), count, rule.config, tensor, coordinates.decoupled
     )
@@ -122,7 +126,7 @@ def learn(
     shared = context(coordinates, rule, rates.horizon)
     steps, sums = engine.learn(coordinates, batch, delta, shared, rates.lr, strategy, config, writes_curvature, weight)
     known = totals[:, : 4 if writes_curvature else 2]
-    active = engine.numbers(batch.counts.to(coordinates.totals.device))[:, None] > 0
+    active = engine.numbers(batch.counts.to(coordinates.totals, non_blocking=True))[:, None] > 0
     known[:] = active * sums[:, : known.shape[1]] + (active == 0) * known
     coordinates.seen.add_(batch.counts)
     return steps, sums
@@ -150,8 +154,9 @@ def learn_and_move(
         rule: of the block.
         rotation: from the parameters' own coordinates to those of the block, and back; None if these are the same.
     """
-    at_once = rotation is None and decay_strength == 0 and bool(batch.counts.all())
-    if at_once and rule.engine.moves_at_once(coordinates):
+    # counts are read last, since those of rows may be on a device
+    at_once = rule.engine.moves_at_once(coordinates) and rotation is None and decay_strength == 0
+    if at_once and bool(batch.counts.all()):
         _, sums = learn(coordinates, batch, delta, rates, rule, weight)
         penalty = None if delta is None else sums[:, PENALTY].sum()
         return Moved(sums[:, PRODUCTS].sum(), penalty, sums[:, OUTLIERS])
@@ -177,4 +182,4 @@ def curvature_penalty(coordinates: Coordinates, into: Rotation) -> Any:
         return 0.0
     offset = into(coordinates.theta - coordinates.average)
     curvature = coordinates.curv.to(offset.dtype).abs()
-    return summed((curvature * offset * offset).sum().double() / 2, coordinates.shards)
+    return summed((curvature * offset * offset).sum().to(coordinates.totals.dtype) / 2, coordinates.shards)

@@ -163,7 +163,8 @@ def no_gradient(parameter: Tensor, sparse: bool) -> Tensor:
     if not sparse:
         return torch.zeros_like(parameter)
     rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
-    return torch.sparse_coo_tensor(rows, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)
+    values = parameter.new_empty(0, *parameter.shape[1:])
+    return torch.sparse_coo_tensor(rows, values, parameter.shape, device=parameter.device)
 
 
 def reduce_checks(processes: Processes, first: list[Evaluation], usable: bool, probing: bool) -> tuple[bool, bool]:

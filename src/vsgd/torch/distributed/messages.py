@@ -206,7 +206,7 @@ class Processes(NamedTuple):
         for group in (self.messages, self.group):
             if "gloo" in dist.get_backend_config(group):
                 with suppress(RuntimeError):
-                    receiving: Any = dist.irecv(torch.empty(1), others[0], group, CLOSING_TAG)
+                    receiving: Any = dist.irecv(torch.empty(1, device="cpu"), others[0], group, CLOSING_TAG)
                     receiving.wait(timedelta(milliseconds=1))
 
     def _row(self, point: str, values: Sequence[float], failed: bool = False) -> list[float]:
@@ -215,7 +215,7 @@ class Processes(NamedTuple):
 
     def _gather(self, values: list[float], timeout: timedelta = timedelta()) -> list[list[float]]:
         """Return equally many numbers of each process. A timeout of zero is that of the group."""
-        mine = torch.tensor(values, dtype=torch.float64)
+        mine = torch.tensor(values, dtype=torch.float64, device="cpu")
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(parts, mine, group=self.messages, async_op=True).wait(timeout)
         return [part.tolist() for part in parts]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
+from vsgd.torch.devices import RandomState, random_state, set_random_state
 from vsgd.torch.per_sample.terms import SampleError, sum_dtype
 
 Grads = dict[Tensor, Tensor]
@@ -34,7 +35,7 @@ class Call:
         # detached, as hooks in the graph lead here: a way back into the graph would keep both alive for good
         self.inputs = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.is_packed = any(isinstance(item, nn.utils.rnn.PackedSequence) for item in args)
-        self.random_before = random_state()
+        self.random_before = self.random_state()
         self.autocast = present_autocast(self.inputs)
         self.outputs: list[Any] = []
         self.grads: dict[int, Tensor] = {}
@@ -54,13 +55,19 @@ class Call:
         """The call returned: keep what a replay needs, and wait for gradients."""
         if self.is_packed:
             raise SampleError(f"module {self.name!r} got a PackedSequence, whose samples interleave; pad instead")
-        self.is_random = any(not torch.equal(a, b) for a, b in zip(self.random_before, random_state(), strict=True))
+        after = self.random_state()
+        self.is_random = any(not torch.equal(state, after[device]) for device, state in self.random_before.items())
         self.versions = [item._version if isinstance(item, Tensor) else 0 for item in self.inputs]
         leaves, _ = pytree.tree_flatten(output)
         self.outputs = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves]
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(lambda grad, place=place: self.receive(place, grad) if listening() else None)
+
+    def random_state(self) -> RandomState:
+        """The states of the random generators that the module may use."""
+        inputs = (item for item in self.inputs if isinstance(item, Tensor))
+        return random_state([*inputs, *self.module.parameters()])
 
     def receive(self, place: int, grad: Tensor) -> None:
         if place in self.grads:
@@ -175,7 +182,7 @@ class Call:
             leaves, _ = pytree.tree_flatten(output)
             return {place: leaves[place] for place in self.grads}
 
-        before = random_state()
+        before = self.random_state()
         if self.is_random:
             set_random_state(self.random_before)
         try:
@@ -207,15 +214,3 @@ def present_autocast(inputs: Iterable[Any]) -> Callable[[], AbstractContextManag
     if not torch.is_autocast_enabled(device):
         return nullcontext
     return partial(torch.autocast, device, dtype=torch.get_autocast_dtype(device), cache_enabled=False)
-
-
-def random_state() -> list[Tensor]:
-    """The state of all random generators that are in use."""
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_gpu]
-
-
-def set_random_state(state: list[Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state_all(state[1:])

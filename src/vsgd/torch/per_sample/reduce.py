@@ -149,7 +149,7 @@ def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_t
     """The three sums, rows × columns, for inputs n × columns and output gradients n × rows on the CPU."""
     operands = [part.detach().contiguous().numpy() for part in (inputs, grads.t(), inputs_there, grads_there.t())]
     rows = grads.shape[1]
-    results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype) for _ in range(3)]
+    results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype, device="cpu") for _ in range(3)]
     arrays = [result.numpy() for result in results]
     kernel, threads = kept(accumulate), torch.get_num_threads()
     edges = [rows * k // threads for k in range(threads + 1)]

@@ -153,7 +153,8 @@ def total(term: Term, shape: torch.Size) -> Tensor:
             inputs, grads = unfolded(term, slice(start, start + UNFOLDED_AT_ONCE))
             summed = summed + torch.einsum("ngti,ngot->goi", inputs, grads)
         return summed.reshape(shape)
-    return torch.sparse_coo_tensor(term.row[None], term.grads, shape, check_invariants=False)
+    indices, values = term.row[None], term.grads
+    return torch.sparse_coo_tensor(indices, values, shape, device=values.device, check_invariants=False)
 
 
 class SampleSums(NamedTuple):

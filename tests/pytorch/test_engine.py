@@ -9,7 +9,7 @@ import torch
 from vsgd import NETWORKS, PAPER, jit
 from vsgd.algorithms.strategy import Totals, strategy_of
 from vsgd.torch import engine_numba, update
-from vsgd.torch.coordinates import PENALTY, PRODUCTS, BatchMoments, Coordinates, Rates
+from vsgd.torch.coordinates import PENALTY, PRODUCTS, BatchMoments, Coordinates, Rates, spread
 from vsgd.torch.engine_numba import NumbaEngine
 from vsgd.torch.engine_torch import TorchEngine
 
@@ -121,9 +121,9 @@ def test_moving(engine):
     products = engine().move(block, grad, steps, decay, weight)
     along = [part.sum() for part in (grad * (theta - average)).split(LENGTHS)]
     torch.testing.assert_close(torch.as_tensor(products), torch.stack(along))
-    expected = (theta - steps) / (1 + engine_torch.spread(decay, block))
+    expected = (theta - steps) / (1 + spread(decay, block))
     torch.testing.assert_close(block.theta, expected)
-    torch.testing.assert_close(block.average, average + engine_torch.spread(weight, block) * (expected - average))
+    torch.testing.assert_close(block.average, average + spread(weight, block) * (expected - average))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -49,8 +49,10 @@ class Totals(NamedTuple):
     """Length scale: the largest RMS that the tensor has had."""
 
 
-Learn = Callable[..., tuple[State, Info, Array]]
-"""(state, batch, direction, count, lr, config, tensor) → new statistics, rates and outliers, and the steps."""
+Learn = Callable[..., tuple[State, Info]]
+"""(state, batch, count, config, tensor) → new statistics, rates and outliers. Steps follow by `limited_step`."""
+
+limited_step = networks.limited_step
 
 
 class Strategy(NamedTuple):
@@ -98,18 +100,12 @@ class Strategy(NamedTuple):
 # --- networks -----------------------------------------------------------------------------------------------------
 
 
-def learn_decoupled(
-    state: State, batch: Moments, direction: Any, count: Any, lr: Any, config: Any, tensor: Any
-) -> tuple[State, Info, Any]:
-    new, info = networks.learn(state, batch, count, config, tensor, True)
-    return new, info, networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
+def learn_decoupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+    return networks.learn(state, batch, count, config, tensor, True)
 
 
-def learn_coupled(
-    state: State, batch: Moments, direction: Any, count: Any, lr: Any, config: Any, tensor: Any
-) -> tuple[State, Info, Any]:
-    new, info = networks.learn(state, unsigned(batch), count, config, tensor, False)
-    return new, info, networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
+def learn_coupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+    return networks.learn(state, unsigned(batch), count, config, tensor, False)
 
 
 def unsigned(batch: Moments) -> Moments:
@@ -188,11 +184,8 @@ NETWORK_STRATEGY = Strategy(
 # --- the paper ----------------------------------------------------------------------------------------------------
 
 
-def learn_paper(
-    state: State, batch: Moments, direction: Any, count: Any, lr: Any, config: Any, tensor: Any
-) -> tuple[State, Info, Any]:
-    new, info = paper.learn(state, unsigned(batch), count, config)
-    return new, info, networks.limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
+def learn_paper(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+    return paper.learn(state, unsigned(batch), count, config)
 
 
 def paper_context(totals: Totals, length: Array, config: Paper, horizon: Array) -> TensorContext:

@@ -21,6 +21,7 @@ from vsgd.algorithms.strategy import (
     Totals,
     distance_to_zero_loss,
     gradient_limit,
+    limited_step,
     probe_seed,
     strategy_of,
     weight_decay,
@@ -387,8 +388,8 @@ def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, horizon:
     grad = jnp.where(count > 0, w.grad, 0)
     grad_sq = grad * grad if w.grad_sq is None else jnp.where(count > 0, w.grad_sq, 0)
     batch = Moments(grad, grad_sq, curv, curv_sq)
-    learn_step = strategy.learn(w.group.tensors[0].decoupled)
-    new, _, step = learn_step(state, batch, grad, count, settings.lr, config, shared)
+    new, info = strategy.learn(w.group.tensors[0].decoupled)(state, batch, count, config, shared)
+    step = limited_step(settings.lr * info.rate, grad, state.mean.grad_sq, shared)
     mean = new.mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
     rounded = w._replace(mean=mean).state.mean
     sums = w.group.sums(jnp.stack([rounded.grad_sq, rounded.grad**2, abs(rounded.curv), rounded.curv_sq]))

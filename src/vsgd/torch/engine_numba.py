@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vsgd.algorithms.networks import TensorContext, random_bit
-from vsgd.algorithms.strategy import Config, Strategy
+from vsgd.algorithms.strategy import Config, Strategy, limited_step
 from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.jit import kept
 from vsgd.torch.coordinates import (
@@ -376,8 +376,8 @@ def make_learn_loop(
                     diff = b_diff[i] if several else b_diff[i] - g
                     h, h_sq = measured_curvature(mean, diff, b_diff_sq[i] if several else diff * diff, de[i])
                 moments = Moments(g, b_grad_sq[i] if several else g * g, h, h_sq)
-                direction = b_direction[i] if several else g
-                state, info, step = learn(State(mean, load(me[i]), seen), moments, direction, count, lr, config, tensor)
+                state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor)
+                step = limited_step(lr * info.rate, b_direction[i] if several else g, mean.grad_sq, tensor)
                 gr[i] = store(state.mean.grad)
                 gr_sq[i] = store(state.mean.grad_sq)
                 if writes_curvature:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vsgd.algorithms import networks
 from vsgd.algorithms.networks import TensorContext
-from vsgd.algorithms.strategy import Config, Strategy
+from vsgd.algorithms.strategy import Config, Strategy, limited_step
 from vsgd.core import Moments, descend, ema, measured_curvature
 from vsgd.torch.coordinates import BatchMoments, Coordinates, lengths_on, spread
 from vsgd.torch.distributed import summed
@@ -66,10 +66,10 @@ class TorchEngine:
             h, h_sq = measured_curvature(state.mean, diff, diff_sq, delta)
         moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
         direction = batch.grad if batch.direction is None else batch.direction
-        factor = torch.full((), lr, dtype=seen.dtype, device=seen.device)
         learn = compiled_learn(strategy.learn(coordinates.decoupled), seen.device.type)
         tensor = TensorContext(*shared)
-        new, info, steps = learn(state, moments, direction, count, factor, config, tensor)
+        new, info = learn(state, moments, count, config, tensor)
+        steps = limited_step(lr * info.rate, direction, state.mean.grad_sq, tensor)
         for target, value in zip(coordinates.statistics, (*new.mean, new.memory), strict=True):
             target.copy_(value)
         outliers = info.outlier.to(steps.dtype)

@@ -118,8 +118,9 @@ class DeferredSignals:
     def __exit__(self, *_: object) -> None:
         if not self.is_open or not is_main_thread():
             return
-        replaced, here = dict(self._handlers), inspect.currentframe()
-        caller = here and here.f_back and here.f_back.f_back  # of the function that contains the block
+        replaced, frame = dict(self._handlers), inspect.currentframe()
+        caller = frame and frame.f_back and frame.f_back.f_back  # of the function that contains the block
+        del frame  # a frame that refers to itself would keep the caller's variables alive
         try:
             try:
                 self.is_open = False  # from now on handlers may raise: each clause survives one that does

@@ -97,9 +97,7 @@ def translate(old: Deprecated, rows: Rows | None, distributed: Replicas | None) 
         )
         if rows is None:
             if for_rows.get("reweight"):
-                raise ValueError(
-                    "reweight needs the model: VSGD(model.parameters(), per_sample=Rows(model, reweight=True))"
-                )
+                raise ValueError("reweight needs the model: per_sample=vsgd.torch.Rows(model, reweight=True)")
         else:
             rows = rows._replace(**for_rows)
     if for_replicas or old.samples is not None:

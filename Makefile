@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEED := 1
+DEVICE_TESTS := -m "not slow"
 RUNS := benchmarks/results
 TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
 UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
@@ -48,10 +49,10 @@ test: lint  ## run all tests except the slow ones, with fixed random cases
 
 test-all: lint  ## run all tests, with new random cases
 	$(BIN)/pytest -q
-	$(MAKE) --no-print-directory test-device
+	$(MAKE) --no-print-directory test-device DEVICE_TESTS=
 
 test-device: $(VENV)/.test  ## tests on a simulated accelerator, in processes of their own
-	$(BIN)/pytest -q -n 2 --dist loadfile tests/device
+	$(BIN)/pytest -q -n 2 --dist loadfile $(DEVICE_TESTS) tests/device
 
 test-flaky: $(VENV)/.test  ## run the timing-sensitive tests twenty times with all cores busy
 	scripts/test_flaky.sh 20 $(BIN)/pytest

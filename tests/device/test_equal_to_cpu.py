@@ -35,8 +35,16 @@ def test_float32_equals_the_cpu_without_float64_and_linear_algebra(name, sim):
     assert_equal(expected, losses, max(1e-5, 2 * rounding))
 
 
-@pytest.mark.parametrize(("source", "target"), [("cpu", "sim"), ("sim", "cpu"), ("sim", "sim")])
-@pytest.mark.parametrize("name", ["CNN with BatchNorm", "sparse table", "per-sample"])
+@pytest.mark.parametrize(
+    ("name", "source", "target"),
+    [
+        ("CNN with BatchNorm", "cpu", "sim"),
+        ("CNN with BatchNorm", "sim", "cpu"),
+        ("sparse table", "cpu", "sim"),
+        ("sparse table", "sim", "cpu"),
+        ("per-sample", "sim", "sim"),
+    ],
+)
 def test_checkpoint_continues_on_another_device(name, source, target):
     uninterrupted, before, after = (Training(CASES[name], device) for device in ("cpu", source, target))
     before.run(12)

@@ -138,7 +138,7 @@ class BatchSizer(Sampler[list[int]]):
         self._ended = time.perf_counter()
 
     def _notice(self, size: int, opt: VSGD) -> None:
-        """Take in the noise of a row."""
+        """Update the noise with that of the last step."""
         found, before = opt.step_noise, self._skipped
         self._skipped = opt.param_groups[0]["skipped"]
         if self._skipped != before:

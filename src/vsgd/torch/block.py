@@ -44,7 +44,7 @@ class Report(NamedTuple):
 class Block(Protocol):
     """Parameters that are updated together.
 
-    A step calls `collect`, `check`, then `probe` and `complete` if there is a second gradient, and `apply`. Only
+    A step calls `collect` and `check`, `probe` if a second gradient is due, `complete` and `apply`. Only
     `apply` changes the state. Parameters hold the iterates between `open` and `close`.
     """
 

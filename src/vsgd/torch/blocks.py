@@ -59,7 +59,7 @@ class Blocks:
     def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState]) -> list[Any]:
         """Rebuild the blocks if parameters, algorithms or states have changed.
 
-        Return whether the user has changed weights; see `adopt_changes`.
+        Return what `adopt_changes` returns.
         """
         if self._are_current(states):
             return []
@@ -75,7 +75,8 @@ class Blocks:
 
     def _are_current(self, states: dict[Tensor, ParamState]) -> bool:
         count = sum(len(block.parameters) for block in self._blocks)
-        return count == len(states) and all(block.fits(block.group["algorithm"]) for block in self._blocks)
+        with_state = sum(1 for state in states.values() if state)
+        return count == with_state and all(block.fits(block.group["algorithm"]) for block in self._blocks)
 
     def clear(self) -> None:
         """Drop all blocks; `update_blocks` rebuilds them from the states."""
@@ -86,7 +87,7 @@ class Blocks:
     ) -> bool:
         """Create state for parameters with their first gradient, or whose rows turn out to have counts of their own.
 
-        Return whether there are any. Parameters hold the iterates before and after.
+        Return whether there are any. Then parameters hold the averaged weights; open the blocks again.
         """
         tables = {p for p, grad in grads.items() if sampling.counts_rows(p, grad)}
         fresh = [p for p in grads if not states.get(p)]

@@ -154,8 +154,11 @@ class DenseBlock:
             theta.new_zeros(1).expand(length) if tensor is None else tensor.detach().reshape(-1)
             for tensor, length in zip(tensors, self.coordinates.lengths, strict=True)
         ]
-        buffer = torch.empty_like(theta) if name is None else self._scratch.setdefault(name, torch.empty_like(theta))
-        return torch.cat(parts, out=buffer)
+        if name is None:
+            return torch.cat(parts, out=torch.empty_like(theta))
+        if name not in self._scratch:
+            self._scratch[name] = torch.empty_like(theta)
+        return torch.cat(parts, out=self._scratch[name])
 
     def bases(self) -> dict[Tensor, Basis]:
         return {self.parameters[k]: self._bases[k] for k, _ in self._matrices}

@@ -1,4 +1,4 @@
-"""What a device can do, and its random numbers. Nothing else in the package depends on the kind of a device.
+"""What a device can do, and its random numbers. Other modules only tell the CPU from the rest.
 
 Tensors on a CPU are computed by compiled loops, those on any other device by functions of whole tensors.
 """

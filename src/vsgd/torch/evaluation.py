@@ -13,7 +13,15 @@ from torch import Tensor
 
 from vsgd.torch.basis import flop_counter
 from vsgd.torch.companions import used_by
-from vsgd.torch.distributed import Processes, check_averaged, evaluate_on_all_ranks, local_of, reduce_checks
+from vsgd.torch.distributed import (
+    DifferenceError,
+    PeerError,
+    Processes,
+    check_averaged,
+    evaluate_on_all_ranks,
+    local_of,
+    reduce_checks,
+)
 from vsgd.torch.frameworks import check_accumulation, remedy
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.replay import FORWARD_OUTSIDE, Closure, Replay, Saving
@@ -264,6 +272,8 @@ class Run:
                 again = self.evaluate_again(record=False)
             # compared outside, since the counter slows down every operation
             repeated = self._difference(local, again, optimizer) is None
+        except (PeerError, DifferenceError):
+            raise
         except RuntimeError:
             repeated = False
         if not self.processes.all("check of the closures", repeated):

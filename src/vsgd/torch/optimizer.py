@@ -140,7 +140,7 @@ class VSGD(Optimizer):
             "skipped_in_a_row": 0,
             "samples": 1.0,
             "gradient_flops": 0.0,
-            "averaging": [NETWORKS.min_window, 0.0, 0.0],
+            "averaging": [strategy_of(algorithm).first_window(algorithm), 0.0, 0.0],
             "progress": [0.0, 0.0, 1.0, 0.0],
         }
         self._constructing = True  # all groups are checked at once: one by one would take quadratic time
@@ -151,6 +151,8 @@ class VSGD(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         group = {**self.defaults, **param_group}
         require(group["algorithm"], Networks, Paper)
+        if "averaging" not in param_group:
+            group["averaging"] = [strategy_of(group["algorithm"]).first_window(group["algorithm"]), 0.0, 0.0]
         check_settings(group)
         self._lr_watch.see_new_group(group["lr"])
         if self.param_groups:
@@ -341,7 +343,7 @@ class VSGD(Optimizer):
     def _check_numbers(self, run: Run, updates: list[Update], second: list[Evaluation]) -> bool:
         """Return whether any process wants to probe. The losses of the run become the mean over all processes.
 
-        This is the only device synchronization in a step.
+        This synchronizes with the device. A step without `per_sample` and second gradient does so only here.
 
         Raises:
             NotFinite: a number is not usable, in any process.

@@ -177,7 +177,7 @@ class Replay:
 
     def again(self, look: Callable[[Saving], None] | None = None) -> Any:
         """Run the closure once more. Before buffers are put back, one may `look` at what it did to them."""
-        random_after = random_state(self._own)
+        random_after, was_probing = random_state(self._own), _PROBING.get()
         set_random_state(self._random_before)
         torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
         try:
@@ -198,7 +198,7 @@ class Replay:
                 raise RuntimeError(SCALER) from error
             raise
         finally:
-            _PROBING.set(False)
+            _PROBING.set(was_probing)
             set_random_state(random_after)
 
     def undo(self) -> None:

@@ -75,7 +75,9 @@ def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule, by_rows: bo
     norms = engine.squared_norms(batch.grad, coordinates)
     limit = gradient_limit(torch.finfo(coordinates.theta.dtype).max)
     usable = norms.max() < limit
-    for part in (batch.probed_grad, batch.grad_sq, batch.diff_sq):
+    if batch.probed_grad is not None:
+        usable = usable & (engine.squared_norms(batch.probed_grad, coordinates).max() < limit)
+    for part in (batch.grad_sq, batch.diff_sq):
         if part is not None and part.numel():
             least, most = map(engine.numbers, part.aminmax())
             usable = usable & (-limit < least) & (most < limit)

@@ -12,6 +12,8 @@ from vsgd.torch.distributed.hook import local_gradients
 from vsgd.torch.distributed.messages import (
     ALONE,
     AVERAGED,
+    DifferenceError,
+    PeerError,
     Processes,
     Replicas,
     check_replicas,
@@ -32,6 +34,8 @@ from vsgd.torch.distributed.shards import (
 __all__ = [
     "ALONE",
     "AVERAGED",
+    "DifferenceError",
+    "PeerError",
     "Processes",
     "Replicas",
     "Shards",

@@ -140,7 +140,7 @@ class VSGD(Optimizer):
             "skipped_in_a_row": 0,
             "samples": 1.0,
             "gradient_flops": 0.0,
-            "averaging": [strategy_of(algorithm).first_window(algorithm), 0.0, 0.0],
+            "averaging": [NETWORKS.min_window, 0.0, 0.0],  # replaced in `add_param_group`
             "progress": [0.0, 0.0, 1.0, 0.0],
         }
         self._constructing = True  # all groups are checked at once: one by one would take quadratic time

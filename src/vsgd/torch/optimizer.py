@@ -195,7 +195,8 @@ class VSGD(Optimizer):
                 updates = self._collect(run, sampling)
                 second = None
                 if self._probe_is_due(run, updates):
-                    updates = [update.block.probe(update, self._indices()) for update in updates]
+                    indices = {p: k for k, p in enumerate(self._parameters())}
+                    updates = [update.block.probe(update, indices) for update in updates]
                     second = run.evaluate_again()
                     if starting:
                         run.check_probe(second)
@@ -425,9 +426,6 @@ class VSGD(Optimizer):
 
     def _parameters(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
-
-    def _indices(self) -> dict[Tensor, int]:
-        return {p: k for k, p in enumerate(self._parameters())}
 
     def _update_blocks(self) -> None:
         """Let blocks serve all parameters that have state, as these are now."""

@@ -5,7 +5,7 @@
 | a forward pre-hook of all modules | it saves buffers before a closure changes them, and asks other processes for errors before a forward pass waits for them; a hook for each step would make torch compile models again |
 | a filter for one warning of torch | torch warns that hooks of all modules also run for the parts of a compiled module, which is what the hook is for |
 | `OPTIMIZERS`, weak references to all `VSGD` | networks that train against each other see each other's iterates |
-| signal handlers, during a step only | a step happens as a whole or not at all; see `vsgd.torch.interrupts` |
+| signal handlers, during a step and while state or parameters are exchanged | each of these happens as a whole or not at all; see `vsgd.torch.interrupts` |
 
 Nothing is installed by an import.
 """  # noqa: E501

@@ -91,6 +91,21 @@ class Rates(NamedTuple):
     """Number of steps that rates are optimal for."""
 
 
+class LearnInputs(NamedTuple):
+    """What the coordinates of a block learn from in one step."""
+
+    batch: BatchMoments
+    delta: Tensor | None
+    """Offset of the probe, if there was one."""
+    context: TensorContext
+    """Quantities that the coordinates of a segment share, per segment."""
+    lr: float
+    writes_curvature: bool
+    """Whether the averages of the curvature change."""
+    weight: Any = None
+    """Weight per segment with which new iterates enter the average, if steps are taken at once."""
+
+
 class Engine(Protocol):
     """Arithmetic on flat tensors. One implementation for CPU tensors, one for those of any other device.
 
@@ -109,20 +124,11 @@ class Engine(Protocol):
         """Return the offset δ of every coordinate. Without `seeds` signs are opposite to those of the gradient."""
 
     def learn(
-        self,
-        coordinates: Coordinates,
-        batch: BatchMoments,
-        delta: Tensor | None,
-        context: TensorContext,
-        lr: float,
-        strategy: Strategy,
-        config: Config,
-        writes_curvature: bool,
-        weight: Any,
+        self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
     ) -> tuple[Tensor | None, Any]:
         """Update the statistics. Return the step of every coordinate, and sums per segment: see `SUMS`.
 
-        With a `weight`, steps are taken, too, and None is returned in their place; see `moves_at_once`.
+        If the inputs have a `weight`, steps are taken, too, and None is returned in their place; see `moves_at_once`.
         """
 
     def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:

@@ -31,6 +31,7 @@ from vsgd.torch.coordinates import (
     SUMS,
     BatchMoments,
     Coordinates,
+    LearnInputs,
 )
 from vsgd.torch.distributed import summed
 
@@ -73,17 +74,9 @@ class NumbaEngine:
         return delta
 
     def learn(
-        self,
-        coordinates: Coordinates,
-        batch: BatchMoments,
-        delta: Tensor | None,
-        context: TensorContext,
-        lr: float,
-        strategy: Strategy,
-        config: Config,
-        writes_curvature: bool,
-        weight: Any,
+        self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
     ) -> tuple[Tensor | None, Any]:
+        batch, delta, context, lr, writes_curvature, weight = inputs
         dtype = coordinates.theta.numpy().dtype
         nothing = coordinates.theta[:0]
         several, moves = batch.grad_sq is not None, weight is not None

@@ -18,7 +18,7 @@ from vsgd.algorithms import networks
 from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.strategy import Config, Strategy, limited_step
 from vsgd.core import Moments, descend, ema, measured_curvature
-from vsgd.torch.coordinates import BatchMoments, Coordinates, lengths_on, spread
+from vsgd.torch.coordinates import BatchMoments, Coordinates, LearnInputs, lengths_on, spread
 from vsgd.torch.distributed import summed
 
 PIECE = 1024
@@ -46,17 +46,9 @@ class TorchEngine:
         return delta
 
     def learn(
-        self,
-        coordinates: Coordinates,
-        batch: BatchMoments,
-        delta: Tensor | None,
-        context: TensorContext,
-        lr: float,
-        strategy: Strategy,
-        config: Config,
-        writes_curvature: bool,
-        weight: Any,
+        self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
     ) -> tuple[Tensor | None, Any]:
+        batch, delta, context, lr, _, _ = inputs
         seen, count, *shared = spread_all((coordinates.seen, batch.counts, *context), coordinates)
         state = coordinates.state(seen)
         h, h_sq = state.mean.curv, state.mean.curv_sq

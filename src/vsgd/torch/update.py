@@ -17,6 +17,7 @@ from vsgd.torch.coordinates import (
     BatchMoments,
     Coordinates,
     Engine,
+    LearnInputs,
     Rates,
     lengths_on,
     spread,
@@ -126,7 +127,8 @@ def learn(
     may_start = not coordinates.seen.is_cpu or is_starting(coordinates, batch, config)
     writes_curvature = delta is not None or may_start
     shared = context(coordinates, rule, rates.horizon)
-    steps, sums = engine.learn(coordinates, batch, delta, shared, rates.lr, strategy, config, writes_curvature, weight)
+    inputs = LearnInputs(batch, delta, shared, rates.lr, writes_curvature, weight)
+    steps, sums = engine.learn(coordinates, inputs, strategy, config)
     known = totals[:, : 4 if writes_curvature else 2]
     active = engine.numbers(batch.counts.to(coordinates.totals, non_blocking=True))[:, None] > 0
     known[:] = active * sums[:, : known.shape[1]] + (active == 0) * known

@@ -101,15 +101,23 @@ def is_refresh_step(steps: Array) -> Array:
 
 def updated_covariance(cov: Array, side: Array, steps: Array) -> Array:
     """Return a covariance after a gradient, as a matrix whose rows are its side, has entered; `steps` came before."""
+    rows = side.reshape(len(cov), -1, side.shape[-1])
+    return ema(cov, rows @ rows.mT, covariance_weight(steps))
+
+
+def covariance_weight(steps: Array) -> Array:
+    """Return the weight with which a gradient enters the covariances if `steps` came before it."""
     usual = (steps < FIRST_STEPS) * (1 - DECAY) + (steps >= FIRST_STEPS) * (1 - DECAY**OBSERVE_INTERVAL)
     plain = 1 / (steps + 1)
-    rows = side.reshape(len(cov), -1, side.shape[-1])
-    return ema(cov, rows @ rows.mT, (plain > usual) * plain + (plain <= usual) * usual)
+    return (plain > usual) * plain + (plain <= usual) * usual
 
 
 def rotated_basis(q: Array, cov: Array, xp: Any) -> Array:
-    """Return a basis rotated towards the eigenvectors of its covariance by one power iteration."""
-    scale = larger(xp.linalg.diagonal(cov).mean(), float(xp.finfo(cov.dtype).tiny))
+    """Return a basis rotated towards the eigenvectors of its covariance by one power iteration.
+
+    Both are … × blocks × size × size.
+    """
+    scale = larger(xp.linalg.diagonal(cov).mean((-2, -1)), float(xp.finfo(cov.dtype).tiny))[..., None, None, None]
     new, triangle = xp.linalg.qr(cov / scale @ q + NULL_SHARE * q)
     signs = xp.sign(xp.linalg.diagonal(triangle))
     # a column keeps its side, so that the averages of its coordinate stay about the same thing

@@ -27,8 +27,12 @@ class PendingReports:
 
     def numbers(self) -> list[Any]:
         """Return the loss and all numbers of the reports, which may be on a device."""
-        numbers = [number for _, report in self._reports for number in (report.products, report.penalty)]
-        return [self._loss, *(0.0 if number is None else number for number in numbers)] if numbers else []
+        if not self._reports:
+            return []
+        numbers: list[Any] = [self._loss]
+        for _, report in self._reports:
+            numbers += report.products, 0.0 if report.penalty is None else report.penalty
+        return numbers
 
     def set_numbers(self, values: list[float]) -> None:
         """Replace `numbers` by their values on the CPU."""
@@ -41,6 +45,8 @@ class PendingReports:
 
     def update_groups(self, groups: list[Group], blocks: Blocks) -> None:
         """Let window and horizon of the groups follow the last step. Nothing happens if that was done before."""
+        if not self._reports:
+            return
         self.set_numbers(read_numbers(self.numbers()))
         reports, self._reports = self._reports, []
         for group in groups:
@@ -65,7 +71,7 @@ def update_window_and_horizon(group: dict[str, Any], reports: list[Report], loss
     window, advantage, penalty = group["averaging"]
     penalties = [float(report.penalty) for report in reports if report.penalty is not None]
     penalty = sum(penalties) if penalties else penalty
-    products = sum(float(report.products) for report in reports)
+    products = sum([float(report.products) for report in reports])
     averaging, progress = networks.update_window_and_horizon(
         Averaging(window, advantage),
         Progress(*group["progress"]),
@@ -78,4 +84,4 @@ def update_window_and_horizon(group: dict[str, Any], reports: list[Report], loss
     if has_table:
         progress = progress._replace(horizon=1.0)
     group["averaging"] = [float(averaging.window), float(averaging.advantage), penalty]
-    group["progress"] = [float(number) for number in progress]
+    group["progress"] = list(map(float, progress))

@@ -1,16 +1,17 @@
-"""The Kronecker eigenbasis of `vsgd.eigenbasis` for torch tensors, updated in place."""
+"""The Kronecker eigenbasis of `vsgd.eigenbasis` for torch tensors: matrices of equal shapes together, in place."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from vsgd.eigenbasis import Basis, cost, plan_blocks, rotated_basis, updated_covariance
+from vsgd.eigenbasis import Basis, cost, covariance_weight, plan_blocks, rotated_basis
 from vsgd.torch.devices import for_factorization
 from vsgd.torch.state import matrix_shape
 
@@ -21,15 +22,92 @@ def basis_of(state: dict[str, Tensor]) -> Basis:
     return Basis(*(state.get(name) for name in names))
 
 
-def update_covariances(basis: Basis, grad: Tensor, steps: int) -> None:
-    """Let a gradient, as a matrix, enter the covariances; `steps` came before it."""
-    for cov, side in ((basis.left_cov, grad), (basis.right_cov, grad.mT)):
-        if cov is not None:
-            cov.copy_(updated_covariance(cov, side, steps))
+class Stack(NamedTuple):
+    """Matrices of one shape whose bases have blocks of equal sizes, one after the other in memory."""
+
+    parameters: slice
+    """Which parameters of the block these are."""
+    coordinates: slice
+    """Where their coordinates are."""
+    shape: tuple[int, int, int]
+    """Number of matrices, rows and columns."""
+    basis: Basis
+    """Of all matrices: each part is matrices × blocks × size × size."""
+
+    def of_one(self, k: int) -> Stack:
+        """Return the k-th matrix alone."""
+        _, rows, columns = self.shape
+        start, size = self.coordinates.start + k * rows * columns, rows * columns
+        basis = Basis(*(None if part is None else part[k : k + 1] for part in self.basis))
+        place = self.parameters.start + k
+        return Stack(slice(place, place + 1), slice(start, start + size), (1, rows, columns), basis)
+
+
+def stack_bases(shapes: Sequence[tuple[int, int]], bases: Sequence[Basis]) -> list[Stack]:
+    """Return stacks of the first matrices, as far as these have bases. Equal ones must follow each other.
+
+    Bases become copies in memory that is contiguous over a stack.
+    """
+    stacks, place, start = [], 0, 0
+    keys = [stack_key(*each) for each in zip(shapes, bases, strict=True)]
+    for key, same in itertools.groupby(key for key in keys if key is not None):
+        count, (rows, columns) = len(list(same)), key[0]
+        parts = zip(*bases[place : place + count], strict=True)
+        basis = Basis(*(None if each[0] is None else torch.stack(each) for each in parts))
+        size = count * rows * columns
+        stacks.append(Stack(slice(place, place + count), slice(start, start + size), (count, rows, columns), basis))
+        place, start = place + count, start + size
+    return stacks
+
+
+def stack_key(shape: tuple[int, int], basis: Basis) -> Any:
+    """Return a key that is equal for matrices that can be stacked; None for those without a basis."""
+    sizes = [None if q is None else q.shape[-1] for q in (basis.left, basis.right)]
+    return None if sizes == [None, None] else (shape, *sizes)
+
+
+def rotate(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards: bool = False) -> None:
+    """Rotate matrices into their bases, or back from these.
+
+    Args:
+        stack: the matrices.
+        values: in the order of the stack; flat, as `half` and `out` are.
+        half: memory for intermediate results.
+        out: memory for the result.
+        backwards: whether `values` are in the coordinates of the bases.
+    """
+    left, right = stack.basis.left, stack.basis.right
+    if left is not None:
+        target = out if right is None else half
+        q = left.flatten(0, 1)
+        shape = len(q), -1, stack.shape[2]
+        torch.bmm(q if backwards else q.mT, values.view(shape), out=target.view(shape))
+        values = half
+    if right is not None:
+        given, result, size = values.view(stack.shape), out.view(stack.shape), right.shape[-1]
+        for k in range(right.shape[1]):
+            q, columns = right[:, k], slice(k * size, (k + 1) * size)
+            torch.bmm(given[:, :, columns], q.mT if backwards else q, out=result[:, :, columns])
+
+
+def update_covariances(basis: Basis, grads: Tensor, steps: float) -> None:
+    """Let the gradients of one or of several matrices enter the covariances; `steps` came before them."""
+    weight = float(covariance_weight(steps))
+    matrices = grads.view(-1, *grads.shape[-2:])
+    if basis.left_cov is not None:
+        cov = basis.left_cov.flatten(0, -3)
+        rows = matrices.view(len(cov), -1, matrices.shape[-1])
+        cov.baddbmm_(rows, rows.mT, beta=1 - weight, alpha=weight)
+    if basis.right_cov is not None:
+        blocks, size = basis.right_cov.shape[-3:-1]
+        cov = basis.right_cov.view(-1, blocks, size, size)
+        for k in range(blocks):
+            part = matrices[:, :, k * size : (k + 1) * size]
+            cov[:, k].baddbmm_(part.mT, part, beta=1 - weight, alpha=weight)
 
 
 def refresh(basis: Basis) -> None:
-    """Rotate the basis towards the eigenvectors by one power iteration."""
+    """Rotate bases towards the eigenvectors by one power iteration."""
     for q, cov in ((basis.left, basis.left_cov), (basis.right, basis.right_cov)):
         if q is not None:
             q.copy_(rotated_basis(for_factorization(q), for_factorization(cov), torch))

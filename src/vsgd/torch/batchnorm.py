@@ -67,8 +67,10 @@ def is_due(steps: int) -> bool:
 def moved_layers(savings: Iterable[Saving]) -> list[Layer]:
     """Return layers whose statistics may have moved since they were first saved."""
     found: dict[Any, dict[str, Tensor]] = {}
-    for each in (each for saving in savings for each in saving.buffers if each.is_statistic):
-        found.setdefault(each.module, {}).setdefault(each.name, each.value)
+    for saving in savings:
+        for each in saving.buffers:
+            if each.is_statistic:
+                found.setdefault(each.module, {}).setdefault(each.name, each.value)
     return [
         Layer(module, values["running_mean"], values["running_var"], values["num_batches_tracked"])
         for module, values in found.items()
@@ -141,7 +143,7 @@ class BatchNormStatistics:
     def update(self, run: Run, blocks: Blocks, steps: int) -> None:
         """Correct the statistics that the first evaluations of a step have moved. Call it while blocks are open."""
         measured = self._measure(run, blocks) if is_due(steps) else {}
-        moved = moved_layers(replay.saved for replay in run.replays)
+        moved = moved_layers([replay.saved for replay in run.replays])
         indices = {p: k for k, p in enumerate(run.parameters)} if moved else {}
         for layer in moved:
             key = key_of(layer.module, indices, self._other_layers)

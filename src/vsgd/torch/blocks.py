@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -74,9 +75,10 @@ class Blocks:
         return changed
 
     def _are_current(self, states: dict[Tensor, ParamState]) -> bool:
-        count = sum(len(block.parameters) for block in self._blocks)
-        with_state = sum(1 for state in states.values() if state)
-        return count == with_state and all(block.fits(block.group["algorithm"]) for block in self._blocks)
+        count = sum([len(block.parameters) for block in self._blocks])
+        return count == sum(map(bool, states.values())) and all(
+            [block.fits(block.group["algorithm"]) for block in self._blocks]
+        )
 
     def clear(self) -> None:
         """Drop all blocks; `update_blocks` rebuilds them from the states."""
@@ -158,7 +160,7 @@ class Blocks:
 def check_numbers(updates: list[Update], losses: list[Tensor], pending: list[Any]) -> tuple[BatchChecks, list[float]]:
     """Return the checks of a step, and the `pending` numbers as floats. This waits for the device."""
     checks = [update.block.check(update) for update in updates]
-    known = read_numbers([*(number for each in checks for number in each), *losses, *pending])
+    known = read_numbers([*itertools.chain.from_iterable(checks), *losses, *pending])
     usable, norms, long = (known[start : 3 * len(checks) : 3] for start in range(3))
     # the norm of a gradient that is rounding, as that of a bias before BatchNorm, varies without a reason
     is_long = max(long, default=0) > ROUNDING**2 * max(norms, default=0)

@@ -18,6 +18,24 @@ from vsgd.core import Moments, State
 from vsgd.torch.distributed import Shards
 
 
+class Workspace:
+    """What a step uses again in the next one: memory for intermediate results, and what the engine has prepared."""
+
+    def __init__(self) -> None:
+        self.plan: Any = None
+        """What the engine has computed from coordinates that does not change from step to step."""
+        self._buffers: dict[str, Tensor] = {}
+
+    def buffer(self, name: str, like: Tensor) -> Tensor:
+        """Return memory for numbers as in `like`. It is the same in all calls with this name."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty_like(like)
+        return self._buffers[name]
+
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+
 class Coordinates(NamedTuple):
     """Iterates and statistics of the coordinates that are updated together, the segments one after the other."""
 
@@ -40,6 +58,8 @@ class Coordinates(NamedTuple):
     """Whether the covariance of the gradient is nearly diagonal in these coordinates."""
     shards: Shards | None = None
     """How segments continue in other processes, if they do."""
+    workspace: Workspace | None = None
+    """Memory for the steps to come; None if these coordinates are those of one step."""
 
     @property
     def whole_lengths(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ the probed iterate. They are copied from the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,20 +14,26 @@ import torch
 from torch import Tensor
 
 from vsgd.algorithms.strategy import Config, probe_seed
-from vsgd.eigenbasis import Basis, back, into, is_covariance_step, is_refresh_step
-from vsgd.torch.basis import basis_of, refresh, update_covariances
+from vsgd.eigenbasis import Basis, is_covariance_step, is_refresh_step
+from vsgd.torch.basis import Stack, basis_of, refresh, rotate, stack_bases, stack_key, update_covariances
 from vsgd.torch.block import Group, Report, Update, rates_of, signature
-from vsgd.torch.coordinates import Coordinates, precision
+from vsgd.torch.coordinates import Coordinates, Workspace, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
 from vsgd.torch.state import SIDES, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
 from vsgd.torch.update import Checks, Rule, check, is_starting, learn_and_move
 
+SIDE_FIELDS = tuple(f"{side}_{part}" for side in SIDES for part in ("basis", "cov"))
+
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which products are not cast, even if the user trains within autocast."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def to_dense(grad: Tensor) -> Tensor:
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -44,9 +50,10 @@ class DenseBlock:
         self, parameters: Sequence[Tensor], states: dict[Tensor, ParamState], group: Group, rule: Rule, compact: bool
     ):
         """Take over the states, which become views of the buffers."""
+        parameters = in_stacking_order(parameters, states)
         first = parameters[0]
         config, dtype = rule.config, precision(first.dtype)
-        self.parameters, self.group, self.rule = list(parameters), group, rule
+        self.parameters, self.group, self.rule = parameters, group, rule
         self._parts = [local_of(p) for p in parameters]
         self._signature = signature(parameters)
         self._is_coarse = first.dtype != dtype
@@ -64,6 +71,7 @@ class DenseBlock:
             kind = torch.bfloat16 if name in coarse else dtype
             buffers[name] = flat([states[p][name] for p in parameters], kind)
         sums = sum_dtype(first.device)
+        self._has_started = False
         self._steps = torch.cat([states[p]["steps"].to("cpu", sums) for p in parameters])
         self.coordinates = Coordinates(
             theta=buffers["iterate"],
@@ -74,21 +82,23 @@ class DenseBlock:
             lengths=lengths,
             decoupled=is_decoupled(first, states[first], config),
             shards=shards_of(self.parameters),
+            workspace=Workspace(),
         )
-        names = [f"{side}_{part}" for side in SIDES for part in ("basis", "cov")]
-        sides = [{k: states[p][k].to(first.device, dtype) for k in names if k in states[p]} for p in parameters]
-        self._bases = [basis_of(each) for each in sides]
-        self._matrices = [(k, matrix_shape(p.shape)) for k, p in enumerate(parameters) if sides[k]]
+        sides = [{k: states[p][k].to(first.device, dtype) for k in SIDE_FIELDS if k in states[p]} for p in parameters]
+        self._stacks = stack_bases([matrix_shape(p.shape) for p in parameters], [basis_of(each) for each in sides])
+        alone = [stack.of_one(k) for stack in self._stacks for k in range(stack.shape[0])]
+        self._bases = [Basis(*map(one_of, stack.basis)) for stack in alone]
         self._weights = self._views(self._evaluated())
         self._iterates = self._views(self.coordinates.theta)
-        self._scratch: dict[str, Tensor] = {}
         # what the parameter itself holds, exactly, needs no place in a checkpoint
         kept = [name for name in buffers if self._is_coarse or buffers[name] is not self._evaluated()]
         views = {name: self._views(buffers[name]) for name in kept}  # once for all tensors, not once for each
         for k, parameter in enumerate(parameters):
             states[parameter].clear()
             states[parameter].update({name: like(parameter, views[name][k]) for name in kept})
-            states[parameter].update(sides[k])
+            if k < len(self._bases):
+                fields = zip(SIDE_FIELDS, self._bases[k], strict=True)
+                states[parameter].update({name: part for name, part in fields if part is not None})
             numbers = {"seen": self.coordinates.seen, "steps": self._steps}
             states[parameter].update({name: values[k : k + 1] for name, values in numbers.items()})
             states[parameter]["totals"] = self.coordinates.totals[k]
@@ -99,10 +109,9 @@ class DenseBlock:
         return self.rule.config == config and self._signature == signature(self.parameters)
 
     def buffer_bytes(self) -> int:
-        buffers = [*self._scratch.values()]
-        if not self._is_coarse and self.coordinates.average is not None:
-            buffers.append(self.coordinates.average)
-        return sum(buffer.nbytes for buffer in buffers)
+        average, workspace = self.coordinates.average, self.coordinates.workspace
+        own = 0 if self._is_coarse or average is None else average.nbytes
+        return own + (0 if workspace is None else workspace.nbytes())
 
     def adopt_changes(self) -> Any:
         changed = self.rule.engine.adopt(self._own(), self._weights, self._iterates, self.coordinates)
@@ -123,6 +132,11 @@ class DenseBlock:
     def _own(self) -> list[Tensor]:
         """Return what this process holds of the parameters."""
         return [local_of(p) for p in self.parameters] if self._is_sharded else self.parameters
+
+    def _buffer(self, name: str | None) -> Tensor:
+        """Return memory for all coordinates; with a name, that of the last call with it."""
+        theta, workspace = self.coordinates.theta, self.coordinates.workspace
+        return torch.empty_like(theta) if name is None or workspace is None else workspace.buffer(name, theta)
 
     def _evaluated(self) -> Tensor:
         average = self.coordinates.average
@@ -147,44 +161,41 @@ class DenseBlock:
                     f"a gradient has shape {tuple(tensor.shape)}, its parameter had {tuple(weights.shape)} before the "
                     "step; a closure must not change the shape of a parameter"
                 )
-        (first, *others) = tensors
-        if not others and first is not None and first.dtype == theta.dtype and is_plain(first):
-            return first.detach().reshape(-1)
         parts = [
-            theta.new_zeros(1).expand(length) if tensor is None else tensor.detach().reshape(-1)
+            theta.new_zeros(1).expand(length) if tensor is None else (tensor.to_dense() if tensor.is_sparse else tensor).detach().reshape(-1)
             for tensor, length in zip(tensors, self.coordinates.lengths, strict=True)
         ]
-        if name is None:
-            return torch.cat(parts, out=torch.empty_like(theta))
-        if name not in self._scratch:
-            self._scratch[name] = torch.empty_like(theta)
-        return torch.cat(parts, out=self._scratch[name])
+        if len(parts) == 1 and parts[0].dtype == theta.dtype and is_plain(parts[0]):
+            return parts[0]
+        return torch.cat(parts, out=self._buffer(name))
 
     def bases(self) -> dict[Tensor, Basis]:
-        return {self.parameters[k]: self._bases[k] for k, _ in self._matrices}
+        return dict(zip(self.parameters, self._bases, strict=False))
 
-    def into(self, flat: Tensor) -> Tensor:
-        """Rotate from the parameters' own coordinates to those of their bases."""
-        return self._rotate(flat, into)
+    def into(self, flat: Tensor, name: str | None = None) -> Tensor:
+        """Rotate from the parameters' own coordinates to those of their bases; see `gather` for the `name`."""
+        return self._rotate(flat, self._buffer(name), backwards=False) if self._stacks else flat
 
-    def back(self, flat: Tensor) -> Tensor:
-        """Rotate from the coordinates of the bases to the parameters' own."""
-        return self._rotate(flat, back)
+    def back(self, flat: Tensor, name: str | None = None) -> Tensor:
+        """Rotate from the coordinates of the bases to the parameters' own; see `gather` for the `name`."""
+        return self._rotate(flat, self._buffer(name), backwards=True) if self._stacks else flat
 
-    def _rotate(self, flat: Tensor, rotate: Callable[[Tensor, Basis], Tensor]) -> Tensor:
-        if not self._matrices:
-            return flat
-        parts = list(flat.split(self.coordinates.lengths))
+    def _rotate(self, flat: Tensor, out: Tensor, backwards: bool) -> Tensor:
+        half = self._buffer("half")
         with no_autocast(flat.device):
-            for k, shape in self._matrices:
-                parts[k] = rotate(parts[k].view(shape), self._bases[k]).reshape(-1)
-        return torch.cat(parts)
+            for stack in self._stacks:
+                place = stack.coordinates
+                rotate(stack, flat[place], half[place], out[place], backwards)
+        end = self._stacks[-1].coordinates.stop
+        if end < len(flat):
+            out[end:].copy_(flat[end:])
+        return out
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def collect(self, sampling: Sampling) -> Update | None:
         batch = sampling.dense(self)
-        return Update(self, self.coordinates, batch) if bool(batch.counts.any()) else None
+        return Update(self, self.coordinates, batch) if any(batch.counts.tolist()) else None
 
     def complete(self, update: Update, sampling: Sampling) -> Update:
         return update._replace(batch=sampling.complete_dense(self, update.batch))
@@ -193,7 +204,9 @@ class DenseBlock:
         return check(update.coordinates, update.batch, self.rule, by_rows=False)
 
     def is_starting(self, update: Update) -> bool:
-        return is_starting(update.coordinates, update.batch, self.rule.config)
+        if not self._has_started:
+            self._has_started = bool((self.coordinates.seen >= self.rule.config.bootstrap).all())
+        return not self._has_started and is_starting(update.coordinates, update.batch, self.rule.config)
 
     def probe(self, update: Update, indices: dict[Tensor, int]) -> Update:
         """Let the parameters hold θ + δ. Outside an eigenbasis δ is what came out in their precision."""
@@ -211,29 +224,63 @@ class DenseBlock:
         batch, group = update.batch, self.group
         seen, counts = engine.numbers(self.coordinates.seen), engine.numbers(batch.counts)
         weight = strategy.averaging_weight(seen, group["averaging"][0], config) * (counts > 0)
-        rotation = (self.into, self.back) if self._matrices else None
+        rotation = (self._into_buffer, self._back_to_buffer) if self._stacks else None
         decay = float(group["weight_decay"])
         moved = learn_and_move(
             self.coordinates, batch, update.delta, rates_of(group), decay, weight, self.rule, rotation
         )
         self._update_bases(batch.plain_grad, batch.counts)
-        group["samples"] = float(batch.counts.max()) or group["samples"]
+        group["samples"] = max(batch.counts.tolist()) or group["samples"]
         outliers = dict(zip(self.parameters, moved.outliers, strict=True))
         return Report(moved.products, moved.penalty, outliers)
+
+    def _into_buffer(self, flat: Tensor) -> Tensor:
+        return self.into(flat, "rotated")
+
+    def _back_to_buffer(self, flat: Tensor) -> Tensor:
+        return self.back(flat, "back")
 
     def _update_bases(self, plain_grad: Tensor, counts: Tensor) -> None:
         """Let the bases follow the gradient. ḡ is rotated with them; the other statistics stay."""
         steps, count = self._steps.tolist(), counts.tolist()
-        due = [(k, shape) for k, shape in self._matrices if count[k] > 0 and is_covariance_step(steps[k])]
-        if due:
-            lengths = self.coordinates.lengths
-            grads, means = plain_grad.split(lengths), self.coordinates.grad.split(lengths)
-            for k, shape in due:
-                basis = self._bases[k]
-                with no_autocast(plain_grad.device):
-                    update_covariances(basis, grads[k].view(shape), steps[k])
-                    if is_refresh_step(steps[k]):
-                        own = back(means[k].to(plain_grad.dtype).view(shape), basis)
-                        refresh(basis)
-                        means[k].copy_(into(own, basis).reshape(-1))
         self._steps += counts > 0
+        if not any(map(is_covariance_step, set(steps))):
+            return
+        for stack in self._stacks:
+            own = set(steps[stack.parameters])
+            if len(own) == 1 and all(count[stack.parameters]):
+                self._follow(stack, plain_grad, own.pop())
+            else:
+                for k, place in enumerate(range(stack.parameters.start, stack.parameters.stop)):
+                    if count[place]:
+                        self._follow(stack.of_one(k), plain_grad, steps[place])
+
+    def _follow(self, stack: Stack, plain_grad: Tensor, steps: float) -> None:
+        """Let the bases of a stack follow the gradient, if that is due; each matrix has had as many `steps`."""
+        if not is_covariance_step(steps):
+            return
+        with no_autocast(plain_grad.device):
+            place = stack.coordinates
+            update_covariances(stack.basis, plain_grad[place].view(stack.shape), steps)
+            if is_refresh_step(steps):
+                half, own, mean = self._buffer("half"), self._buffer("back"), self.coordinates.grad[place]
+                rotate(stack, mean.to(own.dtype), half[place], own[place], backwards=True)
+                refresh(stack.basis)
+                new = mean if mean.dtype == own.dtype else torch.empty_like(own[place])
+                rotate(stack, own[place], half[place], new)
+                mean.copy_(new)
+
+
+def in_stacking_order(parameters: Sequence[Tensor], states: dict[Tensor, ParamState]) -> list[Tensor]:
+    """Return parameters with those first that have a basis, and with those next to each other that can be stacked."""
+    places: dict[Any, list[Tensor]] = {}
+    for parameter in parameters:
+        key = stack_key(matrix_shape(parameter.shape), basis_of(states[parameter]))
+        places.setdefault(key, []).append(parameter)
+    others = places.pop(None, [])
+    return [*(parameter for same in places.values() for parameter in same), *others]
+
+
+def one_of(part: Tensor | None) -> Tensor | None:
+    """Return the part of a basis of the only matrix of a stack."""
+    return None if part is None else part[0]

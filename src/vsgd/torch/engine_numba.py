@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +40,52 @@ MIN_PIECES_PER_THREAD = 8
 """Waking a second thread for less work takes longer than doing it."""
 
 
+class Plan(NamedTuple):
+    """What does not change of coordinates from step to step. Arrays are in the memory of the tensors."""
+
+    pieces: Any
+    """Of all segments, see `pieces_of`."""
+    firsts: Any
+    """The first piece of each segment; None if a segment is empty."""
+    means: tuple[Any, Any]
+    """ḡ and v̄."""
+    curvs: tuple[Any, Any]
+    memory: Any
+    theta: Any
+    average: Any
+    """Empty if there is none."""
+    nothing: Any
+    is_compact: tuple[bool, bool]
+    """Whether `means` and `curvs` are bfloat16."""
+
+
+def make_plan(coordinates: Coordinates) -> Plan:
+    pieces = pieces_of(coordinates.lengths, (True,) * len(coordinates.lengths))
+    nothing = coordinates.theta[:0].numpy()
+    return Plan(
+        pieces,
+        np.searchsorted(pieces[:, 0], np.arange(len(coordinates.lengths))) if all(coordinates.lengths) else None,
+        (array(coordinates.grad), array(coordinates.grad_sq)),
+        (array(coordinates.curv), array(coordinates.curv_sq)),
+        array(coordinates.memory),
+        coordinates.theta.numpy(),
+        nothing if coordinates.average is None else coordinates.average.numpy(),
+        nothing,
+        (coordinates.grad.dtype == torch.bfloat16, coordinates.curv.dtype == torch.bfloat16),
+    )
+
+
+def plan_of(coordinates: Coordinates) -> Plan:
+    """Return the plan of coordinates, which is made once if they have a workspace."""
+    workspace = coordinates.workspace
+    if workspace is None:
+        return make_plan(coordinates)
+    if workspace.plan is None:
+        workspace.plan = make_plan(coordinates)
+    plan: Plan = workspace.plan
+    return plan
+
+
 class NumbaEngine:
     """Runs compiled loops on the memory of CPU tensors. Implements `Engine`."""
 
@@ -47,23 +93,24 @@ class NumbaEngine:
         return values.numpy()
 
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
-        pieces = all_pieces(coordinates)
-        sums = np.zeros(len(pieces))
-        on_threads(kept(norm_loop), pieces, values.numpy(), sums)
-        return per_segment(sums, pieces, coordinates)
+        plan = plan_of(coordinates)
+        sums = np.empty(len(plan.pieces))
+        on_threads(kept(norm_loop), plan.pieces, values.numpy(), sums)
+        return per_segment(sums, plan.pieces, plan, coordinates)
 
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
     ) -> Tensor:
-        dtype, delta = array(coordinates.theta).dtype, torch.empty_like(coordinates.theta)
+        plan, delta = plan_of(coordinates), torch.empty_like(coordinates.theta)
+        dtype = plan.theta.dtype
         offsets = (0,) * len(coordinates.lengths) if coordinates.shards is None else coordinates.shards.offsets
         starts = np.cumsum([0, *coordinates.lengths[:-1]]) - np.array(offsets)
         sizes = strategy.probe_size(coordinates.total_columns().scale, config)
         segments = np.array([coordinates.seen.numpy(), batch.counts.numpy(), sizes.numpy()], dtype)
         on_threads(
-            probe_loop(strategy.probe, array(coordinates.grad).dtype == np.uint16, seeds is not None),
-            all_pieces(coordinates),
-            tuple(map(array, coordinates.statistics)),
+            probe_loop(strategy.probe, plan.is_compact[0], seeds is not None),
+            plan.pieces,
+            (*plan.means, *plan.curvs, plan.memory),
             array(batch.grad),
             segments,
             starts,
@@ -77,13 +124,14 @@ class NumbaEngine:
         self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
     ) -> tuple[Tensor | None, Any]:
         batch, delta, context, lr, writes_curvature, weight = inputs
-        dtype = coordinates.theta.numpy().dtype
-        nothing = coordinates.theta[:0]
-        several, moves = batch.grad_sq is not None, weight is not None
-        steps = nothing if moves else torch.zeros_like(coordinates.theta)
-        pieces = pieces_of(coordinates.lengths, tuple(batch.counts.numpy() > 0))
+        plan, counts = plan_of(coordinates), batch.counts.numpy()
+        dtype, nothing = plan.theta.dtype, plan.nothing
+        several, moves, is_complete = batch.grad_sq is not None, weight is not None, counts.all()
+        pieces = plan.pieces if is_complete else pieces_of(coordinates.lengths, tuple(counts > 0))
+        steps = None if moves else self._memory_for_steps(coordinates)
+        if steps is not None and not is_complete:
+            steps.zero_()
         sums = np.zeros((len(pieces), len(SUMS)))
-        compact = coordinates.grad.dtype == torch.bfloat16, coordinates.curv.dtype == torch.bfloat16
         flags = several, delta is not None, writes_curvature, moves
         parts = (
             batch.grad,
@@ -92,56 +140,59 @@ class NumbaEngine:
             batch.diff_sq,
             batch.grad if batch.direction is None else batch.direction,
         )
-        segments = (coordinates.seen.numpy(), batch.counts.numpy(), *context, *([weight] if moves else []))
         on_threads(
-            learn_loop(strategy.learn(coordinates.decoupled), *compact, *flags),
+            learn_loop(strategy.learn(coordinates.decoupled), *plan.is_compact, *flags),
             pieces,
-            (array(coordinates.grad), array(coordinates.grad_sq)),
-            (array(coordinates.curv), array(coordinates.curv_sq)),
-            array(coordinates.memory),
-            tuple(array(nothing if part is None else part) for part in parts),
-            array(nothing if delta is None else delta),
-            np.array(segments, dtype),
+            plan.means,
+            plan.curvs,
+            plan.memory,
+            tuple([nothing if part is None else part.numpy() for part in parts]),
+            nothing if delta is None else delta.numpy(),
+            np.array((coordinates.seen.numpy(), counts, *context, *([weight] if moves else ())), dtype),
             dtype.type(lr),
             in_precision(config, dtype),
-            array(steps),
-            array(coordinates.theta),
-            array(nothing if coordinates.average is None else coordinates.average),
+            nothing if steps is None else steps.numpy(),
+            plan.theta,
+            plan.average,
             sums,
         )
-        return None if moves else steps, per_segment(sums, pieces, coordinates)
+        return steps, per_segment(sums, pieces, plan, coordinates)
+
+    def _memory_for_steps(self, coordinates: Coordinates) -> Tensor:
+        workspace, theta = coordinates.workspace, coordinates.theta
+        return torch.empty_like(theta) if workspace is None else workspace.buffer("steps", theta)
 
     def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:
-        pieces = all_pieces(coordinates)
-        sums = np.zeros(len(pieces))
-        average = coordinates.theta[:0] if coordinates.average is None else coordinates.average
-        arrays = [part.numpy() for part in (coordinates.theta, average, steps, grad)]
-        segments = np.array([decay, weight], arrays[0].dtype)
-        on_threads(kept(move_loop), pieces, *arrays, segments, sums)
-        return per_segment(sums, pieces, coordinates)
+        plan = plan_of(coordinates)
+        sums = np.zeros(len(plan.pieces))
+        segments = np.array([decay, weight], plan.theta.dtype)
+        on_threads(kept(move_loop), plan.pieces, plan.theta, plan.average, steps.numpy(), grad.numpy(), segments, sums)
+        return per_segment(sums, plan.pieces, plan, coordinates)
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         return coordinates.average is not None
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
+        torch._foreach_copy_(targets, sources)
 
     def adopt(self, held: list[Tensor], weights: list[Tensor], iterates: list[Tensor], coordinates: Coordinates) -> Any:
+        if are_same(held, weights):
+            return False
         changed = False
         for parameter, weight, iterate in zip(held, weights, iterates, strict=True):
-            if not is_same(parameter, weight):
+            if not torch.equal(parameter, weight.to(parameter)):
                 changed = True
                 weight.copy_(parameter)
                 iterate.copy_(parameter)
         return changed
 
 
-def is_same(parameter: Tensor, weights: Tensor) -> bool:
-    """Return whether a parameter, on any device, holds these weights, rounded to its precision."""
-    if parameter.is_cpu and parameter.dtype == weights.dtype:  # NumPy compares many numbers at once
-        return np.array_equal(parameter.detach().numpy(), weights.numpy())
-    return torch.equal(parameter, weights.to(parameter))
+def are_same(held: list[Tensor], weights: list[Tensor]) -> bool:
+    """Return whether parameters hold these weights; False also if they have another precision or are on a device."""
+    try:
+        return all(map(torch.equal, held, weights))
+    except RuntimeError:
+        return False
 
 
 def array(part: Tensor) -> Any:
@@ -168,23 +219,23 @@ def pieces_of(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
     return np.array(table, np.int64).reshape(-1, 3)
 
 
-def all_pieces(coordinates: Coordinates) -> Any:
-    return pieces_of(coordinates.lengths, (True,) * len(coordinates.lengths))
-
-
-def per_segment(sums: Any, pieces: Any, coordinates: Coordinates) -> Any:
+def per_segment(sums: Any, pieces: Any, plan: Plan, coordinates: Coordinates) -> Any:
     """Return sums over segments, of all processes, from sums over pieces."""
-    if pieces is not all_pieces(coordinates) or len(pieces) != len(coordinates.lengths):
+    if pieces is plan.pieces and plan.firsts is not None:
+        totals = sums if len(pieces) == len(plan.firsts) else np.add.reduceat(sums, plan.firsts)
+    else:
         totals = np.zeros((len(coordinates.lengths), *sums.shape[1:]))
         np.add.at(totals, pieces[:, 0], sums)
-        sums = totals
-    return sums if coordinates.shards is None else summed(torch.from_numpy(sums), coordinates.shards).numpy()
+    return totals if coordinates.shards is None else summed(torch.from_numpy(totals), coordinates.shards).numpy()
 
 
 def on_threads(loop: Callable[..., Any], pieces: Any, *arguments: Any) -> None:
     """Share the pieces among torch's threads; the calling one takes its part."""
     count = len(pieces)
-    threads = min(torch.get_num_threads(), max(1, count // MIN_PIECES_PER_THREAD))
+    threads = min(torch.get_num_threads(), count // MIN_PIECES_PER_THREAD)
+    if threads < 2:
+        loop(0, count, pieces, *arguments)
+        return
     own, *others = itertools.pairwise(count * k // threads for k in range(threads + 1))
     tasks = [pool(threads - 1).submit(loop, *part, pieces, *arguments) for part in others]
     try:

@@ -6,6 +6,7 @@ the second gradients if there are any. The first gradients are gathered, rotated
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -74,8 +75,10 @@ class Minibatch:
         return has_rows(parameter) and grad.is_sparse
 
     def dense(self, block: DenseBlock) -> BatchMoments:
-        plain = block.gather([as_dense(self._first.get(p)) for p in block.parameters], "grad")
-        return BatchMoments(block.into(plain), plain, counts_of(p in self._first for p in block.parameters))
+        grads = [self._first.get(p) for p in block.parameters]
+        plain = block.gather(grads, "grad")
+        counts = counts_of(tuple([grad is not None for grad in grads]))
+        return BatchMoments(block.into(plain, "rotated"), plain, counts)
 
     def rows(self, block: TableBlock) -> RowMoments | None:
         if block.parameter not in self._first:
@@ -89,8 +92,9 @@ class Minibatch:
         return second is not None
 
     def complete_dense(self, block: DenseBlock, batch: BatchMoments) -> BatchMoments:
-        probed = block.into(block.gather([as_dense(self._second.get(p)) for p in block.parameters], "probed"))
-        counts = counts_of(p in self._first and p in self._second for p in block.parameters)
+        plain = block.gather([self._second.get(p) for p in block.parameters], "probed")
+        probed = block.into(plain, "rotated probed")
+        counts = counts_of(tuple([p in self._first and p in self._second for p in block.parameters]))
         return batch._replace(counts=counts, probed_grad=probed)
 
     def complete_rows(self, block: TableBlock, found: RowMoments) -> BatchMoments:
@@ -106,12 +110,10 @@ def has_rows(parameter: Tensor) -> bool:
     return parameter.dim() > 0 and len(parameter) > 1
 
 
-def counts_of(numbers: Any) -> Tensor:
-    return torch.tensor([float(number) for number in numbers], dtype=torch.float64, device="cpu")
-
-
-def as_dense(grad: Tensor | None) -> Tensor | None:
-    return grad.to_dense() if grad is not None and grad.is_sparse else grad
+@functools.lru_cache(256)
+def counts_of(numbers: tuple[float, ...]) -> Tensor:
+    """Return numbers of samples as a tensor, which must not be changed."""
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")
 
 
 def check_apart(first: Grads, second: Grads) -> None:
@@ -211,7 +213,7 @@ class MicroBatches:
         """Return the gradients of each micro-batch in the coordinates of the block."""
         found = []
         for k, each in enumerate(grads):
-            parts = [as_dense(each[p]) if k in hit else None for p, hit in zip(block.parameters, hits, strict=True)]
+            parts = [each[p] if k in hit else None for p, hit in zip(block.parameters, hits, strict=True)]
             found.append(block.into(block.gather(parts)))
         return found
 
@@ -224,9 +226,9 @@ class MicroBatches:
         for grad in first:
             sums[0] += grad
             sums[1] += grad * grad
-        counts = counts_of(len(hit) for hit in hits)
+        counts = counts_of(tuple(map(len, hits)))
         if self._processes.are_samples:
-            counts *= self._processes.size
+            counts = counts * self._processes.size
         grad, grad_sq = self._means(block, sums, counts)
         return BatchMoments(grad, block.back(grad), counts, grad_sq=grad_sq, samples=(first, hits))
 
@@ -332,9 +334,9 @@ class RowSamples:
 
     def dense(self, block: DenseBlock) -> BatchMoments:
         totals = self._totals
-        plain = block.gather([as_dense(self._first.get(p)) for p in block.parameters], "grad")
+        plain = block.gather([self._first.get(p) for p in block.parameters], "grad")
         plain = plain * (totals.scale / totals.samples)
-        counts = counts_of(totals.effective if p in self._first else 0.0 for p in block.parameters)
+        counts = counts_of(tuple([totals.effective if p in self._first else 0.0 for p in block.parameters]))
         return BatchMoments(block.into(plain), plain, counts)
 
     def rows(self, block: TableBlock) -> RowMoments | None:
@@ -364,11 +366,11 @@ class RowSamples:
 
         diff, direction = mean_of("diff_abs"), None
         if diff is not None and self._is_probed and block.coordinates.decoupled:
-            moved = block.gather([as_dense(self._second.get(p)) for p in block.parameters], "probed")
+            moved = block.gather([self._second.get(p) for p in block.parameters], "probed")
             diff = block.into(moved * (totals.scale / totals.samples)) - batch.grad
         if totals.directions:
             direction = block.into(block.gather([totals.directions.get(p) for p in block.parameters], "direction"))
-        counts = counts_of(totals.effective if p in self._first else 0.0 for p in block.parameters)
+        counts = counts_of(tuple([totals.effective if p in self._first else 0.0 for p in block.parameters]))
         grad_sq, diff_sq = mean_of("grad_sq"), mean_of("diff_sq")
         return batch._replace(counts=counts, grad_sq=grad_sq, diff=diff, diff_sq=diff_sq, direction=direction)
 

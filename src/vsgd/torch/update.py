@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -74,8 +75,8 @@ def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule, by_rows: bo
     """Return the checks of a minibatch. Rows of tables have no unusually long gradients."""
     engine, strategy, config = rule
     norms = engine.squared_norms(batch.grad, coordinates)
-    limit = gradient_limit(torch.finfo(coordinates.theta.dtype).max)
-    usable = norms.max() < limit
+    limit, longest = largest_square(coordinates.theta.dtype), norms.max()
+    usable = longest < limit
     if batch.probed_grad is not None:
         usable = usable & (engine.squared_norms(batch.probed_grad, coordinates).max() < limit)
     for part in (batch.grad_sq, batch.diff_sq):
@@ -86,10 +87,16 @@ def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule, by_rows: bo
         unusable = torch.as_tensor(usable == 0, dtype=coordinates.totals.dtype, device=coordinates.totals.device)
         usable = coordinates.shards.add_up(unusable) == 0
     if by_rows:
-        return Checks(usable, norms.max(), 0.0)
+        return Checks(usable, longest, 0.0)
     counts = engine.numbers(batch.counts.to(coordinates.totals, non_blocking=True))
     long = strategy.is_long(norms, totals_of(coordinates, engine), counts, config)
-    return Checks(usable, norms.max(), (norms * (long & (counts > 0))).max())
+    return Checks(usable, longest, (norms * (long & (counts > 0))).max())
+
+
+@functools.cache
+def largest_square(dtype: torch.dtype) -> float:
+    """Return the size beyond which squares of gradients are not usable in this precision."""
+    return gradient_limit(torch.finfo(dtype).max)
 
 
 def is_starting(coordinates: Coordinates, batch: BatchMoments, config: Config) -> bool:
@@ -119,7 +126,7 @@ def learn(
 ) -> tuple[Tensor | None, Any]:
     """Update the statistics and totals. Return what `Engine.learn` returns."""
     engine, strategy, config = rule
-    totals = engine.numbers(coordinates.totals)
+    totals, counts = engine.numbers(coordinates.totals), batch.counts
     if delta is not None:
         size = (engine.squared_norms(delta, coordinates) / engine.numbers(lengths_of(coordinates))) ** 0.5
         totals[:, Totals._fields.index("probe_size")] = size
@@ -130,9 +137,12 @@ def learn(
     inputs = LearnInputs(batch, delta, shared, rates.lr, writes_curvature, weight)
     steps, sums = engine.learn(coordinates, inputs, strategy, config)
     known = totals[:, : 4 if writes_curvature else 2]
-    active = engine.numbers(batch.counts.to(coordinates.totals, non_blocking=True))[:, None] > 0
-    known[:] = active * sums[:, : known.shape[1]] + (active == 0) * known
-    coordinates.seen.add_(batch.counts)
+    if counts.is_cpu and all(counts.tolist()):
+        known[:] = sums[:, : known.shape[1]]
+    else:
+        active = engine.numbers(counts.to(coordinates.totals, non_blocking=True))[:, None] > 0
+        known[:] = active * sums[:, : known.shape[1]] + (active == 0) * known
+    coordinates.seen.add_(counts)
     return steps, sums
 
 
@@ -185,5 +195,5 @@ def curvature_penalty(coordinates: Coordinates, into: Rotation) -> Any:
     if coordinates.average is None:
         return 0.0
     offset = into(coordinates.theta - coordinates.average)
-    curvature = coordinates.curv.to(offset.dtype).abs()
-    return summed((curvature * offset * offset).sum().to(coordinates.totals.dtype) / 2, coordinates.shards)
+    terms = offset.mul_(offset).mul_(coordinates.curv).abs_()
+    return summed(terms.sum().to(coordinates.totals.dtype) / 2, coordinates.shards)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -22,7 +21,7 @@ from vsgd.torch.distributed import (
     local_of,
     reduce_checks,
 )
-from vsgd.torch.frameworks import check_accumulation, remedy
+from vsgd.torch.frameworks import check_accumulation, remedy, warn
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.replay import FORWARD_OUTSIDE, Closure, Replay, Saving
 
@@ -288,7 +287,7 @@ class Run:
         difference = self._difference(local, self.evaluate_again(record=False), optimizer)
         if self._groups[0]["steps"] > 1:
             if difference is not None:
-                warnings.warn(str(difference), stacklevel=5)
+                warn(str(difference))
             return
         with self.processes.sharing_errors("repeatability of the closures"):
             if difference is not None:
@@ -320,9 +319,9 @@ class Run:
         """Warn of gradients too small to be squared, and of micro-batches that are all the same."""
         norms = [[float(grad.norm()) for grad in each.grads.values()] for each in first]
         if 0 < max(map(max, norms)) < MIN_GRADIENT and all(p.dtype != torch.float64 for p in self.parameters):
-            warnings.warn(TINY_GRADIENT.format(norm=max(map(max, norms))), stacklevel=6)
+            warn(TINY_GRADIENT.format(norm=max(map(max, norms))))
         if len({(float(each.loss), *norm) for each, norm in zip(first, norms, strict=True)}) == 1 < len(first):
-            warnings.warn(EQUAL_LOSSES, stacklevel=6)
+            warn(EQUAL_LOSSES)
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

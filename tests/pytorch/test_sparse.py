@@ -159,3 +159,29 @@ def test_a_table_of_one_row_is_a_vector():
         for _ in range(30)
     ]
     assert losses[-1] < losses[0] / 10
+
+
+@pytest.mark.parametrize("sampling", ["minibatch", "rows", "micro-batches"])
+def test_no_step_makes_the_gradient_of_a_table_dense(sampling, monkeypatch):
+    def refuse(grad, *_, **__):
+        raise AssertionError(f"a gradient of shape {tuple(grad.shape)} was made dense")
+
+    monkeypatch.setattr(torch.Tensor, "to_dense", refuse)
+    table = nn.Embedding(ROWS, WIDTH, sparse=True)
+    opt = VSGD(table.parameters(), per_sample=table if sampling == "rows" else None)
+    for step in range(4):
+        opt.step([closure_for(table, opt, step)] * (2 if sampling == "micro-batches" and step else 1))
+    assert opt.param_groups[0]["steps"] == 4
+
+
+def test_a_closure_that_looks_up_other_rows_in_each_call_is_refused():
+    table, calls = nn.Embedding(ROWS, WIDTH, sparse=True), []
+    nn.init.ones_(table.weight)
+    opt = VSGD(table.parameters())
+
+    def loss():
+        calls.append(0)
+        return table(torch.tensor([len(calls) % ROWS])).sum()
+
+    with pytest.raises(RuntimeError, match="does not compute the same gradient twice"):
+        opt.minimize(loss)

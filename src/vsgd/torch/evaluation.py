@@ -106,17 +106,18 @@ def check_repeatable(first: Evaluation, again: Evaluation) -> None:
         raise NotRepeatable(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
     if first.grads.keys() != again.grads.keys():
         raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values="other parameters have one"))
-    pairs = {
-        parameter: [each.to_dense() if each.is_sparse else each for each in (grad, again.grads[parameter])]
-        for parameter, grad in first.grads.items()
-    }
-    longest = max(float(here.norm()) for here, _ in pairs.values())
-    for parameter, (here, there) in pairs.items():
-        off, size = float((here - there).norm()), float(here.norm())
+    longest = max(float(grad.norm()) for grad in first.grads.values())
+    for parameter, here in first.grads.items():
+        off, size = float(difference(here, again.grads[parameter]).norm()), float(here.norm())
         tolerance = 0.1 if parameter.dtype in (torch.float16, torch.bfloat16) else 0.01
         # a gradient that is zero but for rounding, as that of a bias before BatchNorm, differs by all of it
         if not off <= tolerance * size + 1e-6 * longest + 1e-12:
             raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
+
+
+def difference(here: Tensor, there: Tensor) -> Tensor:
+    """Return the difference of two gradients. That of two sparse ones is sparse: a table may be large."""
+    return here - there if here.is_sparse == there.is_sparse else here.to_dense() - there.to_dense()
 
 
 def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:

@@ -273,3 +273,37 @@ def test_a_parameter_that_stopped_early_does_not_ask_for_second_gradients():
 
         opt.step(closure)
     assert 60 + 1 + 3 + 5 <= calls <= 60 + 1 + 3 + 5 + 3, "a few more where gradients are long"
+
+
+def test_a_parameter_that_moves_to_another_group_gets_its_settings():
+    model = make_model()
+    last = model[-1]
+    opt = VSGD([{"params": [*model.parameters()][:-1]}, {"params": [last.bias], "lr": 0.0}])
+    for _ in range(3):
+        opt.step(closure_for(model, opt))
+    opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop())
+    still, moving = last.weight.detach().clone(), model[0].weight.detach().clone()
+    for _ in range(3):
+        opt.step(closure_for(model, opt))
+    assert torch.equal(last.weight, still)
+    assert not torch.equal(model[0].weight, moving)
+
+
+def test_a_parameter_that_leaves_its_group_is_no_longer_trained_and_may_return():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for _ in range(3):
+        opt.step(closure_for(model, opt))
+    removed = opt.param_groups[0]["params"].pop()
+    still = removed.detach().clone()
+    opt.step(closure_for(model, opt))
+    opt.zero_grad()
+    removed.grad = None
+    blocks = list(opt._blocks)
+    opt.step(closure_for(model, opt))
+    assert list(opt._blocks) == blocks, "blocks are built once, not in each step"
+    assert torch.equal(removed, still)
+    opt.add_param_group({"params": [removed]})
+    removed.grad = None
+    opt.step(closure_for(model, opt))
+    assert not torch.equal(removed, still)

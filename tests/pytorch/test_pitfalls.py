@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
 
@@ -307,3 +308,57 @@ def test_a_parameter_that_leaves_its_group_is_no_longer_trained_and_may_return()
     removed.grad = None
     opt.step(closure_for(model, opt))
     assert not torch.equal(removed, still)
+
+
+@pytest.mark.parametrize("failing", ["second block", "end of the step"])
+def test_an_update_that_runs_out_of_memory_needs_a_checkpoint(failing, monkeypatch):
+    def train(model, opt, steps):
+        for _ in range(steps):
+            opt.step(closure_for(model, opt))
+
+    model = make_model()
+    groups = [{"params": model[0].parameters()}, {"params": model[-1].parameters()}]
+    opt = VSGD(groups, algorithm=NETWORKS._replace(probe_interval=1))
+    train(model, opt, 5)
+    saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    train(model, opt, 3)
+    expected = copy.deepcopy(model.state_dict())
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    model.load_state_dict(saved[0])
+    opt.load_state_dict(saved[1])
+    train(model, opt, 2)
+    with monkeypatch.context() as patch:
+        target = list(opt._blocks)[1] if failing == "second block" else opt._blocks
+        patch.setattr(target, "apply" if failing == "second block" else "measure_scales", fail)
+        with pytest.raises(RuntimeError, match=r"applied in part.*no memory.*last checkpoint"):
+            opt.step(closure_for(model, opt))
+    for use in (lambda: opt.step(closure_for(model, opt)), opt.state_dict, lambda: copy.deepcopy(opt)):
+        with pytest.raises(RuntimeError, match=r"applied in part.*last checkpoint"):
+            use()
+    model.load_state_dict(saved[0])
+    opt.load_state_dict(saved[1])
+    train(model, opt, 3)
+    torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_running_out_of_memory_before_the_update_changes_nothing(monkeypatch):
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for _ in range(5):
+        opt.step(closure_for(model, opt))
+    before = copy.deepcopy((model.state_dict(), opt.state_dict()))
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(list(opt._blocks)[0], "check", fail)
+        with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+            opt.step(closure_for(model, opt))
+    after = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    torch.testing.assert_close(after[0], before[0], rtol=0, atol=0)
+    torch.testing.assert_close(after[1]["state"], before[1]["state"], rtol=0, atol=0)
+    opt.step(closure_for(model, opt))

@@ -92,9 +92,7 @@ def translate(old: Deprecated, rows: Rows | None, distributed: Replicas | None) 
         raise ValueError(f"samples is {old.samples!r}, it must be 'minibatch' or 'replicas'")
     if for_rows:
         arguments = ", ".join(f"{name}={value!r}" for name, value in for_rows.items())
-        warn(
-            f"VSGD({arguments}) is deprecated; use per_sample=vsgd.torch.Rows(model, {arguments})", DeprecationWarning
-        )
+        warn(f"VSGD({arguments}) is deprecated; use per_sample=vsgd.torch.Rows(model, {arguments})", DeprecationWarning)
         if rows is None:
             if for_rows.get("reweight"):
                 raise ValueError("reweight needs the model: per_sample=vsgd.torch.Rows(model, reweight=True)")

@@ -355,7 +355,7 @@ def test_running_out_of_memory_before_the_update_changes_nothing(monkeypatch):
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(list(opt._blocks)[0], "check", fail)
+        patch.setattr(next(iter(opt._blocks)), "check", fail)
         with pytest.raises(torch.OutOfMemoryError, match="no memory"):
             opt.step(closure_for(model, opt))
     after = copy.deepcopy((model.state_dict(), opt.state_dict()))

@@ -59,8 +59,8 @@ IN_USE = (
 )
 
 DAMAGED = (
-    "a step of this VSGD was applied in part, because the update failed{cause}. Reload model and optimizer from the last "
-    "checkpoint."
+    "a step of this VSGD was applied in part, because the update failed{cause}. Reload model and optimizer from the "
+    "last checkpoint."
 )
 
 

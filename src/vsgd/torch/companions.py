@@ -9,7 +9,7 @@ ended, such as the teacher in distillation, is not a companion: its averaged wei
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
@@ -49,9 +49,8 @@ def is_last_to_step(own: VSGD) -> bool:
 
 def check_unshared(own: VSGD) -> None:
     """Raise if another optimizer has stepped on parameters of this one since its last step."""
-    parameters = own.parameter_set()
     for other in list(OPTIMIZERS):
-        if other.turns.last > own.turns.last > 0 and not parameters.isdisjoint(other.parameter_set()):
+        if other.turns.last > own.turns.last > 0 and not own.parameter_set().isdisjoint(other.parameter_set()):
             raise RuntimeError(SHARED_PARAMETERS)
 
 
@@ -60,8 +59,10 @@ def trained_in_turn(own: VSGD) -> list[VSGD]:
     return [other for other in list(OPTIMIZERS) if other is not own and other.turns.last > own.turns.first > 0]
 
 
-def used_by(savings: Iterable[Saving], candidates: Iterable[VSGD]) -> list[VSGD]:
+def used_by(savings: Iterable[Saving], candidates: Sequence[VSGD]) -> list[VSGD]:
     """Return the candidates of which a closure has called a module or changed a gradient."""
+    if not candidates:
+        return []
     used: set[Tensor] = set()
     for saving in savings:
         used.update(p for module in saving.modules.values() for p in module.parameters(recurse=False))

@@ -151,9 +151,9 @@ class Run:
         self.replays = [Replay(closure, set(self.parameters)) for closure in closures]
         self.first: list[Evaluation] = []
         """Evaluations at the iterates. Their losses become the mean over all processes once numbers are checked."""
-        self._before = {p: p.grad for p in self.parameters}
-        self._gradients: dict[Tensor, Tensor | None] = {}
-        """Gradients as the first evaluations left them."""
+        self._before = [p.grad for p in self.parameters]
+        self._gradients: list[Tensor | None] = []
+        """Gradients as the first evaluations left them; empty before these."""
 
     @property
     def scale(self) -> float:
@@ -190,7 +190,7 @@ class Run:
                 replay.rewind()
             for other in found:
                 companions.enter_context(other.iterates())
-        self._gradients = {p: p.grad for p in self.parameters}
+        self._gradients = [p.grad for p in self.parameters]
         return self.first
 
     def evaluate_again(self, record: bool = True) -> list[Evaluation]:
@@ -203,7 +203,7 @@ class Run:
 
     def restore_gradients(self) -> None:
         """Let parameters have the gradients that the first evaluations left."""
-        for parameter, grad in self._gradients.items():
+        for parameter, grad in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = grad
 
     def unscale(self, optimizer: Any) -> None:
@@ -219,7 +219,7 @@ class Run:
         """Take back all that the closures did: also to random numbers and to gradients of the parameters."""
         for replay in reversed(self.replays):
             replay.rewind()
-        for parameter, grad in self._before.items():
+        for parameter, grad in zip(self.parameters, self._before, strict=True):
             parameter.grad = grad
 
     def give_up(self, optimizer: Any) -> NoReturn:

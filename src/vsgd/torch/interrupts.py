@@ -27,9 +27,11 @@ CATCHABLE = sorted(
     if number not in (getattr(signal, "SIGKILL", None), getattr(signal, "SIGSTOP", None))
 )
 
-# the functions of the `signal` module convert numbers to enums, which would take longer than all the rest
-_get_handler: Callable[[int], Any] = inspect.unwrap(signal.getsignal)
-_set_handler: Callable[[int, Any], Any] = inspect.unwrap(signal.signal)
+# the functions of the `signal` module convert numbers to enums, which would take longer than all the rest; those that
+# they wrap are in the module that its only built-in function belongs to
+_functions: Any = getattr(signal.default_int_handler, "__self__", signal)
+_get_handler: Callable[[int], Any] = _functions.getsignal
+_set_handler: Callable[[int, Any], Any] = _functions.signal
 
 _INTERRUPTIBLE: set[CodeType] = set()
 """Functions of `vsgd.torch` that a handler may interrupt."""

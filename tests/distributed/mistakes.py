@@ -134,7 +134,10 @@ if __name__ == "__main__":
     process = this_process()
     ends = process.arguments[0] in ENDING
     process.join(seconds=1000)  # much longer than the test waits
-    messages.NOTIFY_TIMEOUT = timedelta(seconds=2 if ends else 300)
+    # where connections break, no process answers the one that has failed: it closes its connections at once, and then
+    # waits for the others as long as the test does
+    messages.NOTIFY_TIMEOUT = timedelta(milliseconds=1) if ends else timedelta(seconds=300)
+    messages.READ_TIMEOUT = timedelta(seconds=300)
     told = {}
     for mistake in process.arguments:
         try:

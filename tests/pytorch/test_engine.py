@@ -144,12 +144,12 @@ def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
 def test_threads_change_nothing(kind, monkeypatch):
     monkeypatch.setattr(engine_numba, "PIECE", 16)
     monkeypatch.setattr(engine_numba, "MIN_PIECES_PER_THREAD", 2)
-    engine_numba.pieces_of.cache_clear()
+    engine_numba.cached_pieces.cache_clear()
     results = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
         results.append(learned(NumbaEngine, NETWORKS, True, kind, lengths=(100, 3, 57), dtype=torch.float32))
-    engine_numba.pieces_of.cache_clear()
+    engine_numba.cached_pieces.cache_clear()
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 

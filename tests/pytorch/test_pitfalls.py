@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from functools import partial
 
@@ -273,3 +274,91 @@ def test_a_parameter_that_stopped_early_does_not_ask_for_second_gradients():
 
         opt.step(closure)
     assert 60 + 1 + 3 + 5 <= calls <= 60 + 1 + 3 + 5 + 3, "a few more where gradients are long"
+
+
+def test_a_parameter_that_moves_to_another_group_gets_its_settings():
+    model = make_model()
+    last = model[-1]
+    opt = VSGD([{"params": [*model.parameters()][:-1]}, {"params": [last.bias], "lr": 0.0}])
+    for _ in range(3):
+        opt.step(closure_for(model, opt))
+    opt.param_groups[1]["params"].append(opt.param_groups[0]["params"].pop())
+    still, moving = last.weight.detach().clone(), model[0].weight.detach().clone()
+    for _ in range(3):
+        opt.step(closure_for(model, opt))
+    assert torch.equal(last.weight, still)
+    assert not torch.equal(model[0].weight, moving)
+
+
+def test_a_parameter_that_leaves_its_group_is_no_longer_trained_and_may_return():
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for _ in range(3):
+        opt.step(closure_for(model, opt))
+    removed = opt.param_groups[0]["params"].pop()
+    still = removed.detach().clone()
+    opt.step(closure_for(model, opt))
+    opt.zero_grad()
+    removed.grad = None
+    blocks = list(opt._blocks)
+    opt.step(closure_for(model, opt))
+    assert list(opt._blocks) == blocks, "blocks are built once, not in each step"
+    assert torch.equal(removed, still)
+    opt.add_param_group({"params": [removed]})
+    removed.grad = None
+    opt.step(closure_for(model, opt))
+    assert not torch.equal(removed, still)
+
+
+@pytest.mark.parametrize("failing", ["second block", "end of the step"])
+def test_an_update_that_runs_out_of_memory_needs_a_checkpoint(failing, monkeypatch):
+    def train(model, opt, steps):
+        for _ in range(steps):
+            opt.step(closure_for(model, opt))
+
+    model = make_model()
+    groups = [{"params": model[0].parameters()}, {"params": model[-1].parameters()}]
+    opt = VSGD(groups, algorithm=NETWORKS._replace(probe_interval=1))
+    train(model, opt, 5)
+    saved = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    train(model, opt, 3)
+    expected = copy.deepcopy(model.state_dict())
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    model.load_state_dict(saved[0])
+    opt.load_state_dict(saved[1])
+    train(model, opt, 2)
+    with monkeypatch.context() as patch:
+        target = list(opt._blocks)[1] if failing == "second block" else opt._blocks
+        patch.setattr(target, "apply" if failing == "second block" else "measure_scales", fail)
+        with pytest.raises(RuntimeError, match=r"applied in part.*no memory.*last checkpoint"):
+            opt.step(closure_for(model, opt))
+    for use in (lambda: opt.step(closure_for(model, opt)), opt.state_dict, lambda: copy.deepcopy(opt)):
+        with pytest.raises(RuntimeError, match=r"applied in part.*last checkpoint"):
+            use()
+    model.load_state_dict(saved[0])
+    opt.load_state_dict(saved[1])
+    train(model, opt, 3)
+    torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
+
+
+def test_running_out_of_memory_before_the_update_changes_nothing(monkeypatch):
+    model = make_model()
+    opt = VSGD(model.parameters())
+    for _ in range(5):
+        opt.step(closure_for(model, opt))
+    before = copy.deepcopy((model.state_dict(), opt.state_dict()))
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(next(iter(opt._blocks)), "check", fail)
+        with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+            opt.step(closure_for(model, opt))
+    after = copy.deepcopy((model.state_dict(), opt.state_dict()))
+    torch.testing.assert_close(after[0], before[0], rtol=0, atol=0)
+    torch.testing.assert_close(after[1]["state"], before[1]["state"], rtol=0, atol=0)
+    opt.step(closure_for(model, opt))

@@ -52,6 +52,20 @@ def test_a_second_optimizer_works_after_the_first_is_gone():
         gc.collect()
 
 
+def test_the_last_optimizer_may_be_collected_during_a_forward_pass():
+    gc.collect()
+    model = nn.Linear(2, 1)
+    opts = [VSGD(model.parameters())]
+
+    def collect_garbage(module, args):
+        opts.clear()
+        gc.collect()
+
+    process.call_before_forward(collect_garbage)
+    process.call_before_forward(lambda module, args: None)
+    model(torch.ones(3, 2))
+
+
 def test_filters_that_the_user_has_reset_are_no_error():
     with warnings.catch_warnings():
         process.remove_filter(("ignore", None, Warning, None, 12345))

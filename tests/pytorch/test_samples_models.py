@@ -124,6 +124,18 @@ class Attention(nn.Module):
         return own + self.attend(x, keys, keys)[0] + self.attend(x, keys, keys.sin())[0]
 
 
+class Masked(nn.Module):
+    """Attention whose mask is a parameter, as relative positions are."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True, add_zero_attn=True)
+        self.mask = nn.Parameter(torch.randn(LENGTH, LENGTH))
+
+    def forward(self, x):
+        return self.attend(x, x, x, attn_mask=self.mask)[0]
+
+
 def cnn():
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1),
@@ -144,6 +156,7 @@ MODELS = {
     "attention": (Attention, SEQUENCE),
     "attention with other keys": (lambda: Attention(key_width=5, bias=False), SEQUENCE),
     "attention with key biases": (lambda: Attention(add_bias_kv=True), SEQUENCE),
+    "attention with a learned mask": (Masked, SEQUENCE),
     "lstm": (lambda: Recurrent(nn.LSTM, batch_first=True), SEQUENCE),
     "gru": (lambda: Recurrent(nn.GRU, batch_first=True, num_layers=2, bidirectional=False), SEQUENCE),
     "twice": (Twice, SEQUENCE),
@@ -168,6 +181,26 @@ def prepared(make, shape):
 def test_model_equals_expansion(name, reduction):
     model, x, y = prepared(*MODELS[name])
     assert_sums_match(Recorder(model), model, F.mse_loss, x, y, reduction=reduction)
+
+
+@pytest.mark.parametrize("options", [{}, {"kdim": WIDTH, "vdim": 5}, {"bias": False}, {"add_bias_kv": True}], ids=repr)
+@pytest.mark.parametrize("call", [{}, {"need_weights": False}, {"average_attn_weights": False}], ids=repr)
+def test_recording_does_not_change_what_attention_returns(options, call):
+    attend = nn.MultiheadAttention(WIDTH, 2, dropout=0.2, batch_first=True, **options)
+    x = torch.randn(BATCH, LENGTH, WIDTH)
+    keys, values = torch.randn(BATCH, LENGTH + 1, WIDTH), torch.randn(BATCH, LENGTH + 1, attend.vdim)
+    padding = torch.arange(LENGTH + 1) >= torch.arange(BATCH)[:, None] + 2
+
+    def outputs():
+        torch.manual_seed(0)
+        own = [] if "vdim" in options else [attend(x, x, x, **call)]
+        return [*own, attend(x, keys, values, key_padding_mask=padding, **call)]
+
+    expected = outputs()
+    with Recorder(attend).record():
+        found = outputs()
+        sum(out.sum() for out, _ in found).backward()
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("kind", [Tied, TiedByFunction, TiedByProduct])

@@ -8,7 +8,7 @@ from closures import closure_of
 from torch import nn
 
 import vsgd
-from vsgd.torch import VSGD, Rows
+from vsgd.torch import VSGD, Rows, coordinates, engine_numba, engine_torch
 
 ROWS, WIDTH = 9, 3
 
@@ -159,3 +159,43 @@ def test_a_table_of_one_row_is_a_vector():
         for _ in range(30)
     ]
     assert losses[-1] < losses[0] / 10
+
+
+@pytest.mark.parametrize("sampling", ["minibatch", "rows", "micro-batches"])
+def test_no_step_makes_the_gradient_of_a_table_dense(sampling, monkeypatch):
+    def refuse(grad, *_, **__):
+        raise AssertionError(f"a gradient of shape {tuple(grad.shape)} was made dense")
+
+    monkeypatch.setattr(torch.Tensor, "to_dense", refuse)
+    table = nn.Embedding(ROWS, WIDTH, sparse=True)
+    opt = VSGD(table.parameters(), per_sample=table if sampling == "rows" else None)
+    for step in range(4):
+        opt.step([closure_for(table, opt, step)] * (2 if sampling == "micro-batches" and step else 1))
+    assert opt.param_groups[0]["steps"] == 4
+
+
+def test_a_closure_that_looks_up_other_rows_in_each_call_is_refused():
+    table, calls = nn.Embedding(ROWS, WIDTH, sparse=True), []
+    nn.init.ones_(table.weight)
+    opt = VSGD(table.parameters())
+
+    def loss():
+        calls.append(0)
+        return table(torch.tensor([len(calls) % ROWS])).sum()
+
+    with pytest.raises(RuntimeError, match="does not compute the same gradient twice"):
+        opt.minimize(loss)
+
+
+def test_caches_do_not_grow_with_the_number_of_touched_rows():
+    table = nn.Embedding(40, WIDTH, sparse=True)
+    opt = VSGD(table.parameters())
+    caches = [each for module in (coordinates, engine_numba, engine_torch) for each in vars(module).values()]
+    caches = [each for each in caches if hasattr(each, "cache_info")]
+
+    def sizes(rows):
+        for count in rows:
+            opt.minimize(lambda count=count: table(torch.arange(count)).square().sum())
+        return [each.cache_info().currsize for each in caches]
+
+    assert sizes(range(2, 8)) == sizes(range(8, 30))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from closures import closure_of
 from torch import nn
 
+from vsgd import NETWORKS, PAPER
 from vsgd.torch import VSGD
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
@@ -206,6 +207,28 @@ def test_a_deep_network_learns_one_minibatch_by_heart(activation):
     losses = [float(opt.step(closure)) for _ in range(300)]
     assert max(losses) < 50
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("algorithm", [NETWORKS._replace(probe_interval=1), PAPER], ids=["networks", "paper"])
+def test_a_probe_leaves_tensors_without_a_gradient_where_they_are(algorithm):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    opt = VSGD(model.parameters(), algorithm=algorithm)
+    for _ in range(12):
+        opt.minimize(lambda: F.cross_entropy(model(X), Y))
+    frozen = [model[0].weight, model[2].bias]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    seen = []
+
+    def loss():
+        seen.append([parameter.detach().clone() for parameter in model.parameters()])
+        return F.cross_entropy(model(X), Y)
+
+    opt.minimize(loss)
+    first, second = seen
+    moved = [not torch.equal(*pair) for pair in zip(first, second, strict=True)]
+    assert moved == [p.requires_grad for p in model.parameters()]
 
 
 class TestGradientsOfOthers:

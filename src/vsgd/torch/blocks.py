@@ -51,6 +51,8 @@ class Blocks:
     def __init__(self, compact: bool) -> None:
         self._compact = compact
         self._blocks: list[Block] = []
+        self._members: Any = None
+        """What the blocks were built for: see `members_of`."""
         self.are_open = False
         """Whether the parameters hold the iterates."""
 
@@ -58,31 +60,26 @@ class Blocks:
         return iter(self._blocks)
 
     def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState]) -> list[Any]:
-        """Rebuild the blocks if parameters, algorithms or states have changed.
+        """Rebuild the blocks if groups, parameters, algorithms or states have changed.
 
         Return what `adopt_changes` returns.
         """
-        if self._are_current(states):
+        members = members_of(groups, states)
+        if members == self._members and all([block.fits(block.group["algorithm"]) for block in self._blocks]):
             return []
         check_shapes(states)
         was_open = self.are_open
         if was_open:
             self.close()
         changed = self.adopt_changes()
-        self._blocks = build_blocks(groups, states, self._compact)
+        self._blocks, self._members = build_blocks(groups, states, self._compact), members
         if was_open:
             self.open()
         return changed
 
-    def _are_current(self, states: dict[Tensor, ParamState]) -> bool:
-        count = sum([len(block.parameters) for block in self._blocks])
-        return count == sum(map(bool, states.values())) and all(
-            [block.fits(block.group["algorithm"]) for block in self._blocks]
-        )
-
     def clear(self) -> None:
         """Drop all blocks; `update_blocks` rebuilds them from the states."""
-        self._blocks = []
+        self._blocks, self._members = [], None
 
     def create_states(
         self, grads: dict[Tensor, Tensor], sampling: Sampling, groups: list[Group], states: dict[Tensor, ParamState]
@@ -198,6 +195,11 @@ def apply_all(updates: list[Update]) -> list[tuple[Group, Report]]:
 
 
 # --- building blocks ----------------------------------------------------------------------------------------------
+
+
+def members_of(groups: Iterable[Group], states: dict[Tensor, ParamState]) -> Any:
+    """Return which parameters are in which group, and how many of all have state."""
+    return [(id(group), *map(id, group["params"])) for group in groups], sum(1 for state in states.values() if state)
 
 
 def build_blocks(groups: Iterable[Group], states: dict[Tensor, ParamState], compact: bool) -> list[Block]:

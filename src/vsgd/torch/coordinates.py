@@ -177,9 +177,21 @@ class Engine(Protocol):
         """
 
 
-@functools.lru_cache(256)
 def lengths_on(lengths: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return the lengths of segments as a tensor. Those of rows are not cached, since their number always differs."""
+    if are_equal(lengths):
+        return torch.full((len(lengths),), lengths[0], dtype=dtype, device=device)
+    return cached_lengths(lengths, device, dtype)
+
+
+@functools.lru_cache(256)
+def cached_lengths(lengths: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.tensor(lengths, dtype=dtype, device=device)
+
+
+def are_equal(lengths: tuple[int, ...]) -> bool:
+    """Return whether several segments have the same length, as the touched rows of a table have."""
+    return len(lengths) > 1 and lengths.count(lengths[0]) == len(lengths)
 
 
 def spread(values: Tensor, coordinates: Coordinates) -> Tensor:

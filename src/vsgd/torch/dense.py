@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import compress
 from typing import Any
 
 import torch
@@ -212,10 +213,13 @@ class DenseBlock:
         """Let the parameters hold θ + δ. Outside an eigenbasis δ is what came out in their precision."""
         seeds = [probe_seed(self.group["steps"], indices[p]) for p in self.parameters]
         delta = self.rule.engine.probe(self.coordinates, update.batch, seeds, self.rule.strategy, self.rule.config)
-        for parameter, iterate, offset in zip(self._own(), self._iterates, self._views(self.back(delta)), strict=True):
+        # a tensor without a gradient stays where it is
+        has_grad = (update.batch.counts > 0).tolist()
+        own = list(compress(zip(self._own(), self._iterates, strict=True), has_grad))
+        for (parameter, iterate), offset in zip(own, compress(self._views(self.back(delta)), has_grad), strict=True):
             torch.add(iterate, offset, out=parameter)
         if not self.coordinates.decoupled:
-            for parameter, iterate, offset in zip(self._own(), self._iterates, self._views(delta), strict=True):
+            for (parameter, iterate), offset in zip(own, compress(self._views(delta), has_grad), strict=True):
                 torch.sub(parameter, iterate, out=offset)
         return update._replace(delta=delta)
 

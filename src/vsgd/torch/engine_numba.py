@@ -32,6 +32,7 @@ from vsgd.torch.coordinates import (
     BatchMoments,
     Coordinates,
     LearnInputs,
+    are_equal,
 )
 from vsgd.torch.distributed import summed
 
@@ -206,9 +207,19 @@ def in_precision(config: Config, dtype: np.dtype[Any]) -> Config:
     return type(config)._make(value if isinstance(value, bool) else dtype.type(value) for value in config)
 
 
-@functools.lru_cache(256)
 def pieces_of(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
-    """Return the segment, begin and end of every piece of the active segments."""
+    """Return the segment, begin and end of every piece of the active segments.
+
+    Those of rows are not cached: a step touches ever different numbers of rows.
+    """
+    if are_equal(lengths) and 0 < lengths[0] <= PIECE:
+        segments = np.flatnonzero(active)
+        return np.stack([segments, segments * lengths[0], (segments + 1) * lengths[0]], axis=1)
+    return cached_pieces(lengths, active)
+
+
+@functools.lru_cache(256)
+def cached_pieces(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
     starts = itertools.accumulate(lengths, initial=0)
     table = [
         (segment, begin, min(begin + PIECE, start + length))

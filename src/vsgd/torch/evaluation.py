@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -22,7 +21,7 @@ from vsgd.torch.distributed import (
     local_of,
     reduce_checks,
 )
-from vsgd.torch.frameworks import check_accumulation, remedy
+from vsgd.torch.frameworks import check_accumulation, remedy, warn
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.replay import FORWARD_OUTSIDE, Closure, Replay, Saving
 
@@ -107,17 +106,18 @@ def check_repeatable(first: Evaluation, again: Evaluation) -> None:
         raise NotRepeatable(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
     if first.grads.keys() != again.grads.keys():
         raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values="other parameters have one"))
-    pairs = {
-        parameter: [each.to_dense() if each.is_sparse else each for each in (grad, again.grads[parameter])]
-        for parameter, grad in first.grads.items()
-    }
-    longest = max(float(here.norm()) for here, _ in pairs.values())
-    for parameter, (here, there) in pairs.items():
-        off, size = float((here - there).norm()), float(here.norm())
+    longest = max(float(grad.norm()) for grad in first.grads.values())
+    for parameter, here in first.grads.items():
+        off, size = float(difference(here, again.grads[parameter]).norm()), float(here.norm())
         tolerance = 0.1 if parameter.dtype in (torch.float16, torch.bfloat16) else 0.01
         # a gradient that is zero but for rounding, as that of a bias before BatchNorm, differs by all of it
         if not off <= tolerance * size + 1e-6 * longest + 1e-12:
             raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
+
+
+def difference(here: Tensor, there: Tensor) -> Tensor:
+    """Return the difference of two gradients. That of two sparse ones is sparse: a table may be large."""
+    return here - there if here.is_sparse == there.is_sparse else here.to_dense() - there.to_dense()
 
 
 def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
@@ -288,7 +288,7 @@ class Run:
         difference = self._difference(local, self.evaluate_again(record=False), optimizer)
         if self._groups[0]["steps"] > 1:
             if difference is not None:
-                warnings.warn(str(difference), stacklevel=5)
+                warn(str(difference))
             return
         with self.processes.sharing_errors("repeatability of the closures"):
             if difference is not None:
@@ -320,9 +320,9 @@ class Run:
         """Warn of gradients too small to be squared, and of micro-batches that are all the same."""
         norms = [[float(grad.norm()) for grad in each.grads.values()] for each in first]
         if 0 < max(map(max, norms)) < MIN_GRADIENT and all(p.dtype != torch.float64 for p in self.parameters):
-            warnings.warn(TINY_GRADIENT.format(norm=max(map(max, norms))), stacklevel=6)
+            warn(TINY_GRADIENT.format(norm=max(map(max, norms))))
         if len({(float(each.loss), *norm) for each, norm in zip(first, norms, strict=True)}) == 1 < len(first):
-            warnings.warn(EQUAL_LOSSES, stacklevel=6)
+            warn(EQUAL_LOSSES)
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

@@ -1,9 +1,11 @@
-"""Remedies for training frameworks that call the optimizer themselves, which errors append to their text."""
+"""Read the call stack: remedies for frameworks that call the optimizer themselves, and the user's line for warnings."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
+import warnings
 
 SCALER = (
     "With a GradScaler, scale the loss in the closure, do not call scaler.unscale_, and hand the scaler over:\n\n"
@@ -31,6 +33,18 @@ ACCUMULATES = (
     "others would never run. Leave gradient_accumulation_steps at 1 and pass the micro-batches as a list: "
     "optimizer.step([closure, closure, ...])."
 )
+
+
+INTERNAL = ("vsgd", "torch", "contextlib")
+"""Packages that are skipped to find the user's line."""
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line: the innermost one that is neither in this package nor in torch."""
+    frames = traceback.walk_stack(inspect.currentframe())
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
+    level = next((k for k, package in enumerate(packages, start=1) if package not in INTERNAL), len(packages))
+    warnings.warn(message, category, stacklevel=level)
 
 
 def is_calling(*names: str) -> bool:

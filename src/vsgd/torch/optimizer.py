@@ -58,6 +58,11 @@ IN_USE = (
     "has ended. To train another network meanwhile, give that a VSGD of its own."
 )
 
+DAMAGED = (
+    "a step of this VSGD was applied in part, because the update failed{cause}. Reload model and optimizer from the "
+    "last checkpoint."
+)
+
 
 class VSGD(Optimizer):
     """Stochastic gradient descent that estimates a learning rate for each coordinate (Schaul & LeCun 2013).
@@ -97,6 +102,8 @@ class VSGD(Optimizer):
     """Gradients that the last step has left, with their versions."""
     _in_use: bool
     """Whether a step is running."""
+    _is_damaged: bool
+    """Whether an update has begun and has not ended. After an error in it this stays so."""
     _changes: list[Any]
     """Whether weights were set since the last step: for each block a bool, or a tensor on a device."""
     _compared: bool
@@ -177,6 +184,7 @@ class VSGD(Optimizer):
 
         A step happens as a whole or not at all, also when a signal interrupts it. Handlers of signals, such as that of
         Ctrl-C, run at once while the closure runs. Otherwise they run at the end of the step, which has then succeeded.
+        If memory runs out in the update itself, state and parameters are changed in part: only a checkpoint helps.
 
         Args:
             closure: clears gradients, computes the loss, calls backward and returns the loss. A list of closures is a
@@ -240,6 +248,7 @@ class VSGD(Optimizer):
 
         A step with numbers that are not finite is skipped: its exception ends here.
         """
+        self._check_undamaged()
         if self._in_use:
             raise RuntimeError(IN_USE)
         self._in_use = True
@@ -253,16 +262,18 @@ class VSGD(Optimizer):
                     self._open()
                 yield run
                 self._blocks.close()
-                taken = True
+                taken, self._is_damaged = True, False
             except NotFinite:
                 self._restore(states, flops)
                 run.undo()
                 self._remember_gradients()
                 self._skip(run.first[0].loss)
-            except BaseException:
+            except BaseException as error:
                 if not taken:
                     self._restore(states, flops)
                     run.rewind()
+                if self._is_damaged:
+                    raise RuntimeError(DAMAGED.format(cause=f" ({type(error).__name__}: {error})")) from error
                 raise
             finally:
                 if was_open:
@@ -295,6 +306,10 @@ class VSGD(Optimizer):
         self.state.update(states)
         for group, before in zip(self.param_groups, flops, strict=True):
             group["gradient_flops"] = before
+
+    def _check_undamaged(self) -> None:
+        if self._is_damaged:
+            raise RuntimeError(DAMAGED.format(cause=""))
 
     def _skip(self, loss: Tensor) -> None:
         """Count a skipped step; too many in a row are an error."""
@@ -366,6 +381,7 @@ class VSGD(Optimizer):
         """Take the step."""
         objective = self._objective(run)
         self._reports.update_groups(self.param_groups, self._blocks)
+        self._is_damaged = True  # until the step is complete
         reports = apply_all(updates)
         self._reports.put(reports, objective)
         for _, report in reports:
@@ -499,6 +515,7 @@ class VSGD(Optimizer):
     def _reset(self) -> None:
         """Reset everything that is not saved."""
         self._in_use = False
+        self._is_damaged = False
         self._compared = False
         self._changes = []
         self._blocks = Blocks(self._compact)
@@ -528,7 +545,8 @@ class VSGD(Optimizer):
         self._reset()
 
     def _update_groups(self) -> None:
-        """Let window and horizon follow the last step."""
+        """Let window and horizon follow the last step, before the state is saved."""
+        self._check_undamaged()
         with DeferredSignals():
             self._reports.update_groups(self.param_groups, self._blocks)
 

@@ -59,7 +59,7 @@ def call_before_forward(function: BeforeForward) -> None:
 
 
 def _call_all(module: nn.Module, args: Any) -> None:
-    for function in _before_forward:
+    for function in list(_before_forward):  # garbage collection within may remove the last optimizer
         function(module, args)
 
 

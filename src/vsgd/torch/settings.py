@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from vsgd.torch.distributed import AVERAGED, Replicas, check_replicas
+from vsgd.torch.frameworks import warn
 
 LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
@@ -92,11 +92,7 @@ def translate(old: Deprecated, rows: Rows | None, distributed: Replicas | None) 
         raise ValueError(f"samples is {old.samples!r}, it must be 'minibatch' or 'replicas'")
     if for_rows:
         arguments = ", ".join(f"{name}={value!r}" for name, value in for_rows.items())
-        warnings.warn(
-            f"VSGD({arguments}) is deprecated; use per_sample=vsgd.torch.Rows(model, {arguments})",
-            DeprecationWarning,
-            stacklevel=5,
-        )
+        warn(f"VSGD({arguments}) is deprecated; use per_sample=vsgd.torch.Rows(model, {arguments})", DeprecationWarning)
         if rows is None:
             if for_rows.get("reweight"):
                 raise ValueError("reweight needs the model: per_sample=vsgd.torch.Rows(model, reweight=True)")
@@ -106,11 +102,10 @@ def translate(old: Deprecated, rows: Rows | None, distributed: Replicas | None) 
         as_samples = old.samples == "replicas"
         given = {"as_samples": as_samples, **for_replicas}
         arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        warnings.warn(
+        warn(
             "the arguments samples, reduce_dtype and process_group of VSGD are deprecated; use "
             f"distributed=vsgd.torch.Replicas({arguments})",
             DeprecationWarning,
-            stacklevel=5,
         )
         distributed = Replicas(**given)
     return rows, distributed
@@ -137,7 +132,7 @@ class LearningRateWatch:
         """Warn if a new group has a small `lr`."""
         if isinstance(lr, float) and 0 < lr < LEFTOVER_LR:
             self._largest = LEFTOVER_LR  # one warning is enough
-            warnings.warn(LEFTOVER.format(what=f"lr={lr:g}"), stacklevel=3)
+            warn(LEFTOVER.format(what=f"lr={lr:g}"))
 
     def see_step(self, groups: list[dict[str, Any]]) -> None:
         """Raise if a setting is impossible. Warn if `lr` was small in all of the first steps."""
@@ -146,4 +141,4 @@ class LearningRateWatch:
         self._largest = max(self._largest, *(float(group["lr"]) for group in groups))
         if groups[0]["steps"] == LEFTOVER_STEPS and 0 < self._largest < LEFTOVER_LR:
             what = f"an lr of at most {self._largest:g} in the first {LEFTOVER_STEPS} steps"
-            warnings.warn(LEFTOVER.format(what=what), stacklevel=4)
+            warn(LEFTOVER.format(what=what))

@@ -72,11 +72,12 @@ def described(tensors: Sequence[Tensor]) -> str:
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """Return a checksum of the bits of tensors."""
+    """Return a checksum of the bits of tensors. Of a sparse one these are its indices and values."""
     total = 0
     for tensor in tensors:
-        dense = tensor.to_dense() if tensor.is_sparse else tensor
-        total = zlib.crc32(dense.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data, total)
+        found = tensor.detach().coalesce() if tensor.is_sparse else None
+        for part in (tensor.detach(),) if found is None else (found.indices(), found.values()):
+            total = zlib.crc32(part.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data, total)
     return total
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -41,17 +40,7 @@ class Use:
             self.placed = Placed(self.lo, self.hi, self.build(grad.detach()))
 
 
-def unguarded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function without the check that would hand it over whole to a mode, instead of its parts."""
-    scope = {**function.__globals__, "has_torch_function": lambda _: False}
-    clone = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
-    clone.__kwdefaults__ = function.__kwdefaults__
-    return clone
-
-
-ATTENTION = unguarded(F.multi_head_attention_forward)
-
-
+PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 ROW_VIEWS = {Tensor.chunk, Tensor.split, torch.chunk, torch.split}
 
 
@@ -103,29 +92,49 @@ class Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            return self.attend(args, kwargs)
+            return self.attend(bound(func, args, kwargs))
         if func is F.batch_norm and bound(F.batch_norm, args, kwargs)["training"]:
             raise SampleError(
                 f"{self.where()} normalises over the batch, which mixes the samples; put it into eval mode, "
                 "or use GroupNorm or LayerNorm instead of BatchNorm"
             )
+        return self.call(func, args, kwargs)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function, and note it if it depends on parameters."""
         result = func(*args, **kwargs)
         given = [t for t in tensors((args, kwargs)) if id(t) in self.tracked or id(t) in self.shared]
         if given and any(t.requires_grad for t in tensors(result)):
             self.note(func, args, kwargs, result, given)
         return result
 
-    def attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Attention is linear layers around a core without parameters; inside it, the samples are the second axis."""
-        query = args[0]
+    def attend(self, given: dict[str, Any]) -> Any:
+        """Call attention: linear layers around a core without parameters, of which the samples are the second axis.
+
+        A mode does not see what happens within attention. So the linear layers are called here, and the core is torch's
+        attention with projections that change nothing.
+        """
+        query, key, value, bias = (given[name] for name in ("query", "key", "value", "in_proj_bias"))
         if query.dim() != 3:
             raise SampleError(f"{self.where()} was called without a batch axis: its query is {tuple(query.shape)}")
-        samples, outer = query.shape[1], self.layout
-        # the output projection sees length and samples as one axis
-        self.layout = lambda t: t.reshape(-1, samples, t.shape[-1]).transpose(0, 1)
+        outer, self.layout = self.layout, lambda t: t.transpose(0, 1)
         try:
             with self:
-                return ATTENTION(*args, **kwargs)
+                is_apart = given["use_separate_proj_weight"]
+                if query is key is value and not is_apart:
+                    projected = F.linear(query, given["in_proj_weight"], bias).chunk(3, -1)
+                else:
+                    weights = [given[name] for name in PROJECTIONS] if is_apart else given["in_proj_weight"].chunk(3)
+                    biases = (None,) * 3 if bias is None else bias.chunk(3)
+                    projected = tuple(map(F.linear, (query, key, value), weights, biases))
+            identity = torch.eye(query.shape[-1], dtype=projected[0].dtype, device=query.device)
+            self.shared[id(identity)] = identity
+            core = {**given, **dict(zip(("query", "key", "value"), projected, strict=True))}
+            core |= dict.fromkeys(("in_proj_weight", "in_proj_bias", "out_proj_bias"))
+            core |= {**dict.fromkeys((*PROJECTIONS, "out_proj_weight"), identity), "use_separate_proj_weight": True}
+            result, attention = self.call(F.multi_head_attention_forward, (), core)
+            with self:
+                return F.linear(result, given["out_proj_weight"], given["out_proj_bias"]), attention
         finally:
             self.layout = outer
 

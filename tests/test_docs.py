@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+import vsgd
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(?:```python\n(?P<code>.*?)^```|<!-- setup\n(?P<setup>.*?)^-->)", re.M | re.S)
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ABOUT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASING.md", "SECURITY.md")]
+PAGES = [*ABOUT, *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN_BY_COMMANDS = re.compile(r"results(-.*)?\.md")
 PROSE = [page for page in PAGES if not WRITTEN_BY_COMMANDS.fullmatch(page.name)]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
@@ -122,6 +125,13 @@ def test_source_uses_plain_words():
     files = sorted((ROOT / "src" / "vsgd").rglob("*.py"))
     lines = [(path.name, line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     assert [each for each in lines if unclear.search(each[1])] == []
+
+
+def test_version_is_the_same_everywhere():
+    heading = re.search(r"^## \[(\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert heading.groups() == (vsgd.__version__, re.search(r"^date-released: (\S+)$", citation, re.M)[1])
+    assert re.search(r"^version: (\S+)$", citation, re.M)[1] == vsgd.__version__
 
 
 def anchors(page: Path) -> set[str]:

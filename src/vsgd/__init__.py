@@ -10,7 +10,7 @@ from vsgd.algorithms.paper import PAPER, VSGD_2012, Paper, init, probe, rate
 from vsgd.algorithms.paper import update as step
 from vsgd.core import Info, Moments, State, curvature
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "COLUMNS",

@@ -127,6 +127,32 @@ def test_source_uses_plain_words():
     assert [each for each in lines if unclear.search(each[1])] == []
 
 
+NOT_VERBS = re.compile(
+    r"(?:All|An?|As|By|Every|For|From|How|In|Is|It|None|Of|One|Some|That|The|These|This|What|When|Where|Whether|Which|With)\b"
+)
+"""First words of docstrings that do not begin with an imperative."""
+
+OTHER_STYLE = {"optax", "torch", "networks.py", "strategy.py"} | {
+    f"{name}.py" for name in ("column_phases", "kernel", "minibatch", "training")
+}
+"""Packages and modules whose docstrings are not checked yet."""
+
+
+def test_docstrings_begin_with_a_verb():
+    package = ROOT / "src" / "vsgd"
+    functions = [
+        (path.name, node.name, ast.get_docstring(node) or "")
+        for path in sorted(package.rglob("*.py"))
+        if not OTHER_STYLE & set(path.relative_to(package).parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    first_lines = [(*place, text.partition("\n")[0]) for *place, text in functions if text]
+    assert len(first_lines) > 250
+    unusual = re.compile(r"[^A-Z`]")  # symbols, questions
+    assert [each for each in first_lines if NOT_VERBS.match(each[2]) or unusual.match(each[2]) or "?" in each[2]] == []
+
+
 def test_version_is_the_same_everywhere():
     heading = re.search(r"^## \[(\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")

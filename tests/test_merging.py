@@ -283,7 +283,9 @@ def test_merged_files_score_better_than_each_and_go_on(tmp_path):
     again = tmp_path / "again.npz"
     assert "240 rows, 2 passes, 480 row visits" in succeeds("merge", *models, "--base", out, "--model", again)
     assert load(again).model.progress[ROWS] == 480
-    refuses("merge", out, "--base", again, "--model", tmp_path / "no.npz", saying="has seen fewer samples than the base")
+    refuses(
+        "merge", out, "--base", again, "--model", tmp_path / "no.npz", saying="has seen fewer samples than the base"
+    )
 
 
 def test_models_of_other_files_are_refused_and_nothing_is_written(tmp_path):

@@ -133,18 +133,18 @@ def learn_stream(seed: int) -> StreamCurves:
 
 
 def new_figure(titles: tuple[str, str]) -> tuple[Figure, Any, Any]:
-    """Return a transparent figure with two panels side by side."""
-    figure = Figure(figsize=(9, 3.4), dpi=160, layout="constrained", facecolor="none")
-    panels = figure.subplots(1, 2)
+    """Return a transparent figure with two panels, one above the other so that labels are readable on phones."""
+    figure = Figure(figsize=(5.5, 5.2), dpi=130, layout="constrained", facecolor="none")
+    panels = figure.subplots(2, 1, sharex=True)
     for panel, title in zip(panels, titles, strict=True):
         panel.set_facecolor("none")
         panel.set_title(title, color=GRAY, fontsize=10, loc="left")
-        panel.set_xlabel("step", color=GRAY)
         panel.tick_params(colors=GRAY, which="both")
         panel.grid(color=GRAY, alpha=0.2, linewidth=0.6)
         for side, spine in panel.spines.items():
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(GRAY)
+    panels[-1].set_xlabel("step", color=GRAY)
     return figure, *panels
 
 
@@ -163,35 +163,35 @@ def draw_legend(panel: Any) -> None:
 def draw_training(path: Path, seed: int) -> None:
     """Draw losses and learning rates of the network on digits."""
     curves = train_on_digits(seed)
-    figure, left, right = new_figure(("Loss on handwritten digits", "Learning rates of the last layer"))
+    figure, upper, lower = new_figure(("Loss on handwritten digits", "Learning rates of the last layer"))
     styles = {"training loss": (BLUE, "-"), "held-out loss": (VERMILION, "--")}
     for name, values in curves.losses.items():
         color, style = styles[name]
-        left.plot(curves.steps, values, color=color, linestyle=style, label=name)
-    left.set_yscale("log")
-    draw_rates(right, curves, GREEN, "median; band: middle 90 % of coordinates")
-    right.set_ylim(1e-4, 1e4)  # some coordinates have almost no signal at first, and rates far below
-    draw_legend(left)
-    draw_legend(right)
+        upper.plot(curves.steps, values, color=color, linestyle=style, label=name)
+    upper.set_yscale("log")
+    draw_rates(lower, curves, GREEN, "median; band: middle 90 % of coordinates")
+    lower.set_ylim(1e-4, 1e4)  # some coordinates have almost no signal at first, and rates far below
+    draw_legend(upper)
+    draw_legend(lower)
     figure.savefig(path, transparent=True)
 
 
 def draw_stream(path: Path, seed: int) -> None:
     """Draw losses of vSGD and AdamW on the stream, and the outliers that vSGD detects."""
     curves = learn_stream(seed)
-    figure, left, right = new_figure(
+    figure, upper, lower = new_figure(
         ("Loss of each batch before it is used for training", "Coordinates of the first layer with an outlier, %")
     )
     styles = {AVERAGED: (BLUE, "-"), ITERATE: (GREEN, "-."), ADAMW: (VERMILION, "--")}
     for name, values in curves.losses.items():
         color, style = styles[name]
-        left.plot(curves.steps, values, color=color, linestyle=style, label=name)
-    right.plot(curves.steps, curves.outliers, color=BLUE)
-    right.set_ylim(bottom=0)
-    for panel, height in ((left, 0.02), (right, 0.95)):
+        upper.plot(curves.steps, values, color=color, linestyle=style, label=name)
+    lower.plot(curves.steps, curves.outliers, color=BLUE)
+    lower.set_ylim(bottom=0)
+    for panel, height in ((upper, 0.02), (lower, 0.95)):
         panel.axvline(CHANGE, color=GRAY, linewidth=1, linestyle=":")
         panel.text(CHANGE + 20, height, "labels change", color=GRAY, fontsize=8, transform=panel.get_xaxis_transform())
-    draw_legend(left)
+    draw_legend(upper)
     figure.savefig(path, transparent=True)
 
 

@@ -89,7 +89,7 @@ def test_interrupted_work_is_resumed(tmp_path):
     interrupted = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert interrupted.returncode == 130, interrupted.stderr
     assert "Traceback" not in interrupted.stderr
-    assert "goes on from there" in interrupted.stderr
+    assert "continues from there" in interrupted.stderr
     folder = tmp_path / "results" / "figure-6"
     kept = {file: file.stat().st_mtime_ns for file in folder.glob("*.json")}
     assert len(kept) == 3

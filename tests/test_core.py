@@ -1,11 +1,14 @@
-"""The shared vocabulary: what each function says of itself."""
+"""Properties of the functions that all algorithms share."""
 
 from __future__ import annotations
+
+import doctest
 
 import numpy as np
 import pytest
 
 from vsgd import core
+from vsgd.algorithms import paper
 from vsgd.core import Moments
 
 
@@ -87,3 +90,10 @@ def test_the_first_state_is_shaped_like_the_parameters():
     for array in (*state.mean, state.seen):
         assert array.dtype == np.float32
         assert array.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("module", [core, paper])
+def test_examples_of_docstrings_run(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0

@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+import vsgd
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^(?:```python\n(?P<code>.*?)^```|<!-- setup\n(?P<setup>.*?)^-->)", re.M | re.S)
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ABOUT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASING.md", "SECURITY.md")]
+PAGES = [*ABOUT, *sorted((ROOT / "docs").rglob("*.md"))]
 WRITTEN_BY_COMMANDS = re.compile(r"results(-.*)?\.md")
 PROSE = [page for page in PAGES if not WRITTEN_BY_COMMANDS.fullmatch(page.name)]
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
@@ -122,6 +125,39 @@ def test_source_uses_plain_words():
     files = sorted((ROOT / "src" / "vsgd").rglob("*.py"))
     lines = [(path.name, line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
     assert [each for each in lines if unclear.search(each[1])] == []
+
+
+NOT_VERBS = re.compile(
+    r"(?:All|An?|As|By|Every|For|From|How|In|Is|It|None|Of|One|Some|That|The|These|This|What|When|Where|Whether|Which|With)\b"
+)
+"""First words of docstrings that do not begin with an imperative."""
+
+OTHER_STYLE = {"optax", "torch", "networks.py", "strategy.py"} | {
+    f"{name}.py" for name in ("column_phases", "kernel", "minibatch", "training")
+}
+"""Packages and modules whose docstrings are not checked yet."""
+
+
+def test_docstrings_begin_with_a_verb():
+    package = ROOT / "src" / "vsgd"
+    functions = [
+        (path.name, node.name, ast.get_docstring(node) or "")
+        for path in sorted(package.rglob("*.py"))
+        if not OTHER_STYLE & set(path.relative_to(package).parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    first_lines = [(*place, text.partition("\n")[0]) for *place, text in functions if text]
+    assert len(first_lines) > 250
+    unusual = re.compile(r"[^A-Z`]")  # symbols, questions
+    assert [each for each in first_lines if NOT_VERBS.match(each[2]) or unusual.match(each[2]) or "?" in each[2]] == []
+
+
+def test_version_is_the_same_everywhere():
+    heading = re.search(r"^## \[(\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert heading.groups() == (vsgd.__version__, re.search(r"^date-released: (\S+)$", citation, re.M)[1])
+    assert re.search(r"^version: (\S+)$", citation, re.M)[1] == vsgd.__version__
 
 
 def anchors(page: Path) -> set[str]:

@@ -223,7 +223,7 @@ def test_what_is_no_model_to_merge_is_refused():
     with pytest.raises(NotFittedError):
         VSGDClassifier.merge([fitted(), VSGDClassifier()])
     longer = fitted().partial_fit(np.ones((5, 3)), [0, 1, 0, 1, 0])
-    with pytest.raises(ValueError, match="model 2 has seen less than the base"):
+    with pytest.raises(ValueError, match="model 2 has seen fewer samples than the base"):
         VSGDClassifier.merge([longer, fitted()], base=longer)
     with pytest.raises(ValueError, match="rounds == 0"):
         fit_parts(VSGDClassifier(), [], rounds=0)
@@ -283,7 +283,9 @@ def test_merged_files_score_better_than_each_and_go_on(tmp_path):
     again = tmp_path / "again.npz"
     assert "240 rows, 2 passes, 480 row visits" in succeeds("merge", *models, "--base", out, "--model", again)
     assert load(again).model.progress[ROWS] == 480
-    refuses("merge", out, "--base", again, "--model", tmp_path / "no.npz", saying="has seen less than the base")
+    refuses(
+        "merge", out, "--base", again, "--model", tmp_path / "no.npz", saying="has seen fewer samples than the base"
+    )
 
 
 def test_models_of_other_files_are_refused_and_nothing_is_written(tmp_path):
@@ -376,7 +378,7 @@ def test_parquet_parts(tmp_path):
 def test_files_that_do_not_belong_together_are_refused(tmp_path):
     paths = [*write_parts(tmp_path, 2), *write_svmlight(tmp_path, 1)]
     out = ("--model", tmp_path / "out.npz", "--jobs", 2)
-    refuses("fit", paths[0], paths[2], *out, *FIT, saying="one is svmlight, one is a table")
+    refuses("fit", paths[0], paths[2], *out, *FIT, saying="one is svmlight, the other is a table")
     other = tmp_path / "other.csv"
     other.write_text("size,town,note,liked\n1,c1,good,1\n")
     refuses("fit", paths[0], other, *out, *FIT, saying="differ in their columns: 'city', 'town'")

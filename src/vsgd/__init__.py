@@ -1,7 +1,8 @@
-"""Stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
+"""vSGD: stochastic gradient descent without a learning rate to tune (Schaul & LeCun 2013).
 
-`vsgd.algorithms` has the method, one file per algorithm; `vsgd.init` and `vsgd.step` are those of the paper.
-The laboratory, `vsgd_bench`, is in the repository only: it reproduces the paper and compares optimizers.
+`vsgd.algorithms` has one module per algorithm. `vsgd.init` and `vsgd.step` are those of the paper. The front ends are
+`vsgd.torch`, `vsgd.optax`, `vsgd.sklearn`, `vsgd.river` and the command `vsgd`. The package `vsgd_bench`, in the
+repository only, reproduces the paper and compares optimizers.
 """
 
 from vsgd.algorithms.columns import COLUMNS, Columns
@@ -10,7 +11,7 @@ from vsgd.algorithms.paper import PAPER, VSGD_2012, Paper, init, probe, rate
 from vsgd.algorithms.paper import update as step
 from vsgd.core import Info, Moments, State, curvature
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "COLUMNS",

@@ -1,4 +1,4 @@
-"""Kinds of command-line argument."""
+"""Types of command-line arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LARGEST_SEED = 2**63 - 1
 
 
 def at_least(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
-    """A whole number, neither below `least` nor above `most`."""
+    """Return an argument type for whole numbers from `least` to `most`."""
 
     def number(text: str) -> int:
         try:
@@ -27,6 +27,7 @@ def at_least(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 def positive_number(text: str) -> float:
+    """Convert an argument to a positive, finite number."""
     try:
         value = float(text)
     except ValueError:

@@ -23,13 +23,14 @@ LABORATORY_COMMANDS = {
     "sparse": "compare linear models on sparse and unscaled data",
 }
 
-INTERRUPTED = "interrupted. What was finished is kept; the same command (fit: with --resume) goes on from there."
+INTERRUPTED = "interrupted. Finished parts are saved; the same command (fit: with --resume) continues from there."
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
+        """Print the error, and exit with code 2."""
         say(f"{self.prog}: {one_line(message)} (see {self.prog} --help)")
         raise SystemExit(2)
 
@@ -45,7 +46,7 @@ class PrintVersion(argparse.Action):
 
 
 def repository_only(arguments: argparse.Namespace) -> NoReturn:
-    """Say where the command is: the laboratory is not installed with the library."""
+    """Raise UserError for a command of `vsgd_bench`, which is not installed with the library."""
     raise UserError(
         f"`vsgd {arguments.command}` is part of the repository, not of the installed package: "
         f"clone it, run `pip install --editable '.[compare]'` there, and use `vsgd` from that environment."
@@ -53,7 +54,7 @@ def repository_only(arguments: argparse.Namespace) -> NoReturn:
 
 
 def add_laboratory_commands(commands: Any) -> None:
-    """Add the commands of `vsgd_bench` if it is importable, as in a clone; otherwise say where to get them."""
+    """Add the commands of `vsgd_bench`. If it is not importable, they raise an error that names the repository."""
     if importlib.util.find_spec(LABORATORY) is not None:
         importlib.import_module(f"{LABORATORY}.commands").add_commands(commands)
         return
@@ -63,7 +64,10 @@ def add_laboratory_commands(commands: Any) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    main_parser = OneLineParser(prog="vsgd", description="Stochastic gradient descent with nothing to tune.")
+    """Return the parser of the command line."""
+    main_parser = OneLineParser(
+        prog="vsgd", description="vSGD: stochastic gradient descent without a learning rate to tune."
+    )
     main_parser.add_argument("--version", action=PrintVersion, nargs=0, help="print the version")
     commands = main_parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -74,9 +78,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare_streams() -> None:
-    """Set UTF-8 whatever the locale; file names that are not UTF-8 are printed byte by byte as they are.
+    """Use UTF-8 for standard output and standard error, whatever the locale.
 
-    A standard stream that is closed becomes the null device, so that no file that is opened later takes its number.
+    File names that are not UTF-8 are printed unchanged. A closed standard stream becomes the null device, so that no
+    file that is opened later gets its descriptor.
     """
     for number in range(3):
         try:
@@ -89,6 +94,7 @@ def prepare_streams() -> None:
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of the command line. Exit with code 2 if they are wrong."""
     main_parser = parser()
     for word in itertools.takewhile(lambda word: word != "--", words):
         if word.startswith("--") and word.endswith("=--"):  # argparse would drop the value, and fail
@@ -113,20 +119,27 @@ def run(words: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns 0, or the exit codes that docs/sparse.md explains: 2, 130, 141."""
+    """Run the command line.
+
+    Args:
+        argv: the words after `vsgd`; by default those of the process.
+
+    Returns:
+        The exit code: 0, or 2, 130 or 141 as documented in docs/sparse.md.
+    """
     prepare_streams()
     try:
         run(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         message, code = str(error), 2
-    except BrokenPipeError:  # nobody reads on, as with `| head`
+    except BrokenPipeError:  # the reader has ended, as with `| head`
         give_up(sys.stdout)
-        return 141  # what a shell says of SIGPIPE
+        return 141  # the exit code of shells for SIGPIPE
     except OSError as error:
         give_up(sys.stdout)
         message, code = f"{error.filename or 'cannot write to standard output'}: {error.strerror or error}", 2
     except MemoryError as error:
-        message, code = f"not enough memory: {error or 'no more is free'}. Take fewer --chunk-rows or --hash-bits.", 2
+        message, code = f"not enough memory: {error or 'none is free'}. Lower --chunk-rows or --hash-bits.", 2
     except KeyboardInterrupt:
         say("")
         message, code = INTERRUPTED, 130

@@ -1,14 +1,14 @@
-"""The vocabulary that all algorithms share: moments, moving averages, signal fraction, memory, outliers.
+"""Functions that all algorithms share: moments, moving averages, signal fraction, memory, outliers.
 
-The text is plain arithmetic: no framework call, no branch on data, a boolean counts as 0 or 1. The same lines therefore
-run on Python floats, NumPy arrays, torch tensors, JAX tracers and, compiled by numba, as the scalar body of a fused
-loop. Literals are avoided where they would turn float32 into float64 there.
+The functions are plain arithmetic: they call no framework, do not branch on data, and use booleans as 0 or 1. The same
+code therefore runs on Python floats, NumPy arrays, torch tensors and JAX tracers. Compiled by numba, it is the scalar
+body of a fused loop. There, a float literal would convert float32 to float64, so literals are avoided.
 
-| paper                              | here                | what it is                                          |
+| paper                              | here                | meaning                                             |
 |------------------------------------|---------------------|-----------------------------------------------------|
 | ∇, (1/n)Σ∇², (1/n)Σh^fd, (1/n)Σh²  | `Moments`           | means over the samples of one minibatch             |
-| n − z_i                            | `count`             | its samples with a non-zero gradient, 0 if none     |
-| ḡ, v̄, h̄^fd, v̄^fd                   | `State.mean`        | the same four as exponential moving averages (EMA)  |
+| n − z_i                            | `count`             | number of its samples with a non-zero gradient      |
+| ḡ, v̄, h̄^fd, v̄^fd                   | `State.mean`        | exponential moving averages (EMA) of these means    |
 | τ                                  | `State.memory`      | memory size: the EMA horizon, in samples            |
 | η*                                 | `Info.rate`         | the learning rate of each coordinate                |
 """
@@ -18,55 +18,72 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 Array = Any
-"""A float, or an array of any library: one entry per coordinate."""
+"""A float, or an array of NumPy, torch or JAX with one entry per coordinate."""
 
 
 class Moments(NamedTuple):
-    """Four means per coordinate over the samples of a minibatch; zeros of a sparse gradient are left out."""
+    """Means over the samples of a minibatch, per coordinate. Samples with a zero gradient are left out.
+
+    Attributes:
+        grad: mean of the sample gradients ∇.
+        grad_sq: mean of their squares ∇², which is not the square of their mean.
+        curv: mean of the finite-difference curvatures h^fd.
+        curv_sq: mean of their squares.
+    """
 
     grad: Array
     grad_sq: Array
-    """Mean of the squared sample gradients, not the square of their mean."""
     curv: Array
     curv_sq: Array
 
 
 class State(NamedTuple):
-    """What an algorithm remembers of each coordinate."""
+    """Statistics of each coordinate.
+
+    Attributes:
+        mean: moving averages of the four moments.
+        memory: τ, the EMA horizon in samples.
+        seen: number of samples so far. The first ones, the bootstrap, are averaged with equal weights.
+    """
 
     mean: Moments
     memory: Array
     seen: Array
-    """Samples so far. The first ones, the bootstrap, are averaged plainly before anything moves."""
 
 
 class Info(NamedTuple):
-    """What one update did, for diagnostics."""
+    """Diagnostics of one update.
+
+    Attributes:
+        rate: learning rate η* of each coordinate.
+        outlier: whether the minibatch was an outlier in this coordinate.
+    """
 
     rate: Array
     outlier: Array
 
 
 def zero_state(theta: Array, memory: Array) -> State:
-    """The state before the first sample, shaped like `theta`."""
+    """Return the state before the first sample, with the shape of `theta`."""
     zero = abs(theta - theta)
     return State(mean=Moments(zero, zero, zero, zero), memory=zero + memory, seen=zero)
 
 
 def variance(mean: Array, mean_sq: Array) -> Array:
-    """E[x²] − E[x]², kept from becoming negative by rounding."""
+    """Return E[x²] − E[x]². The absolute value is taken, since rounding can make it negative."""
     return abs(mean_sq - mean * mean)
 
 
 def signal_fraction(signal: Array, noise: Array) -> Array:
-    """How much of a squared gradient is signal, between 0 and 1."""
+    """Return signal / (signal + noise), the fraction of a squared gradient that is signal."""
     return signal / (signal + noise)
 
 
 def is_outlier(mean: Moments, batch: Moments, sigmas: Array, variance_floor: Array) -> Array:
-    """Is the minibatch more than `sigmas` standard deviations off, in gradient or in curvature (section 5.3)?
+    """Return whether the gradient or curvature of a minibatch is an outlier (section 5.3).
 
-    Squares are compared instead of roots. A variance below `variance_floor` times the mean square is rounding.
+    An outlier is more than `sigmas` standard deviations from the moving average. A variance below `variance_floor`
+    times the mean square is treated as rounding error. Squares are compared, so that no square root is needed.
     """
     grad_off = batch.grad - mean.grad
     grad_var = variance(mean.grad, mean.grad_sq) + variance_floor * mean.grad_sq
@@ -76,32 +93,32 @@ def is_outlier(mean: Moments, batch: Moments, sigmas: Array, variance_floor: Arr
 
 
 def square_root(x: Array) -> Array:
-    """√x. Compiled code takes it in the precision of x, which the literal would widen."""
+    """Return √x. JAX and numba compute it in the precision of x."""
     return x**0.5
 
 
 def larger(a: Array, b: Array) -> Array:
-    """The larger of two numbers."""
+    """Return the larger of two numbers."""
     return a + (b > a) * (b - a)
 
 
 def select(condition: Array, value: Array, otherwise: Array) -> Array:
-    """Return `value` where the condition holds, elsewhere `otherwise`; both must be finite."""
+    """Return `value` where the condition holds, and `otherwise` elsewhere. Both must be finite."""
     return condition * value + (condition == 0) * otherwise
 
 
 def clip(value: Array, limit: Array) -> Array:
-    """The value, or ± limit if it is further from zero."""
+    """Return the value, clipped to the range from −limit to limit."""
     return value + (value > limit) * (limit - value) - (value < -limit) * (limit + value)
 
 
 def ema(mean: Array, value: Array, weight: Array) -> Array:
-    """The moving average after `value` has entered it with `weight`."""
+    """Return the moving average after `value` is added with `weight`."""
     return mean + weight * (value - mean)
 
 
 def update_moments(mean: Moments, batch: Moments, weight: Array) -> Moments:
-    """Moving averages: the minibatch enters all four with `weight` = 1/τ."""
+    """Return the four moving averages after a minibatch is added with `weight`, usually 1/τ."""
     return Moments(
         grad=ema(mean.grad, batch.grad, weight),
         grad_sq=ema(mean.grad_sq, batch.grad_sq, weight),
@@ -111,36 +128,57 @@ def update_moments(mean: Moments, batch: Moments, weight: Array) -> Moments:
 
 
 def bootstrap_weight(seen: Array, count: Array, bootstrap: Array) -> Array:
-    """The weight that makes a plain mean of the first samples; 0 once there are enough of them."""
+    """Return the EMA weight with which the first samples are averaged equally; 0 after `bootstrap` samples."""
     total = seen + count
     return count / (total + (total == 0)) * (seen < bootstrap)
 
 
 def shorten_memory(memory: Array, fraction: Array, learning: Array) -> Array:
-    """τ ← (1 − ḡ²/v̄) τ where `learning`: after a large step the past is worth less. The paper then adds 1."""
+    """Return (1 − ḡ²/v̄) τ where `learning`, else τ. Old statistics count less after a large step.
+
+    `fraction` is ḡ²/v̄. Algorithm 1 then adds 1 to τ.
+    """
     return memory - learning * fraction * memory
 
 
 def within_cap(memory: Array, seen: Array, least_cap: Array) -> Array:
-    """Is τ ≤ max(least_cap, √seen)? Squares are compared instead of roots."""
+    """Return whether τ ≤ max(least_cap, √seen). Squares are compared, so that no square root is needed."""
     square = memory * memory
     return (square <= least_cap * least_cap) | (square <= seen)
 
 
 def curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
-    """h^fd = |(∇_θ − ∇_{θ+δ}) / δ| of one sample (eq. 6)."""
+    """Return the finite-difference curvature h^fd = |(∇_θ − ∇_{θ+δ}) / δ| of one sample (eq. 6).
+
+    Args:
+        grad: gradient at θ.
+        probed_grad: gradient of the same sample at θ + δ.
+        delta: the probe δ, as returned by `vsgd.probe`. It must not be zero.
+
+    Returns:
+        The curvature of each coordinate.
+
+    >>> curvature(grad=2.0, probed_grad=2.5, delta=0.25)  # the gradient of θ² at 1 and at 1.25
+    2.0
+    """
     return abs((grad - probed_grad) / delta)
 
 
 def signed_curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
-    """(∇_{θ+δ} − ∇_θ) / δ of one sample, which may be negative."""
+    """Return (∇_{θ+δ} − ∇_θ) / δ of one sample, which may be negative."""
     return (probed_grad - grad) / delta
 
 
 def measured_curvature(mean: Moments, diff: Array, diff_sq: Array, delta: Array) -> tuple[Array, Array]:
-    """Mean h^fd and its mean square over samples, from the mean of ∇_{θ+δ} − ∇_θ, or of its size, and of its square.
+    """Return the means of h^fd and of its square over samples.
 
-    Where δ vanished in the precision of the parameter nothing was measured, and the averages so far stand in.
+    Where δ is zero in the precision of the parameter, nothing was measured, and the moving averages are returned.
+
+    Args:
+        mean: moving averages.
+        diff: mean of ∇_{θ+δ} − ∇_θ, or of its absolute value.
+        diff_sq: mean of its square.
+        delta: the probe δ.
     """
     vanished = delta == 0
     inverse = (delta != 0) / (delta + vanished)
@@ -148,5 +186,5 @@ def measured_curvature(mean: Moments, diff: Array, diff_sq: Array, delta: Array)
 
 
 def descend(theta: Array, step: Array, decay: Array) -> Array:
-    """θ ← (θ − step) / (1 + decay), where decay = ηλ is weight decay in implicit form: no rate makes it overshoot."""
+    """Return (θ − step) / (1 + decay), where decay = ηλ. This implicit form of weight decay is stable for all rates."""
     return (theta - step) / ((decay >= 0) + decay)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, records with a checksum, folders that one process at a time writes to."""
+"""Atomic writes, records with a checksum, and locks of folders."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ except ModuleNotFoundError:  # Windows
 Write = Callable[[bytes | memoryview], object]
 
 OPEN_FILE = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
-MOST_LINKS = 40
+MAX_LINKS = 40
+"""Maximum number of symbolic links that are followed, as in Linux."""
 
 
 @contextlib.contextmanager
-def _told(path: Path | str) -> Iterator[None]:
-    """Report an error of writing in one line. A reader that has gone away is no error."""
+def _write_errors(path: Path | str) -> Iterator[None]:
+    """Raise UserError for an error of writing, except for a pipe whose reader has ended."""
     try:
         yield
     except BrokenPipeError:
@@ -41,11 +42,11 @@ def _told(path: Path | str) -> Iterator[None]:
 
 
 def descriptor_of(path: Path) -> int | None:
-    """The open file that a path such as /dev/stdout stands for; `-` is standard output."""
+    """Return the file descriptor that a path such as /dev/stdout refers to, or None. `-` is standard output."""
     if str(path) == "-":
         return 1
     at = os.path.abspath(path)
-    for _ in range(MOST_LINKS):
+    for _ in range(MAX_LINKS):
         if match := OPEN_FILE.fullmatch(at):
             return int(match[1])
         if not os.path.islink(at):
@@ -55,7 +56,7 @@ def descriptor_of(path: Path) -> int | None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether the path is no regular file and none that could become one: a device, a pipe, an open file."""
+    """Return whether the path is a device, a pipe or an open file, rather than a regular file or a free name."""
     return descriptor_of(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
 
 
@@ -72,7 +73,7 @@ def _is_null_device(status: os.stat_result) -> bool:
 
 
 def check_input(path: Path) -> None:
-    """Refuse to read what is neither a regular file nor a pipe: a device may have no end.
+    """Raise UserError unless the path is a regular file or a pipe. A device may have no end.
 
     Standard input (`-` or /dev/stdin) may also be a terminal, a socket or the null device.
     """
@@ -93,16 +94,19 @@ def open_input(path: Path) -> io.BufferedReader:
 
 @contextlib.contextmanager
 def output(path: Path | None) -> Iterator[Write]:
-    """A function that writes to `path`, or to standard output.
+    """Yield a function that writes to `path`, or to standard output if it is None.
 
-    A regular file is replaced, mode and links to it kept, when all has been written; before, nobody sees anything of
-    it. Whatever else is there is written to as it is.
+    A regular file is replaced atomically when all data is written. It keeps its mode and the symbolic links to it.
+    Devices and pipes are written to directly.
+
+    Raises:
+        UserError: if the path cannot be written to.
     """
     if path is None or (number := descriptor_of(path)) == 1:
         with _into(_standard_output(), "standard output") as write:
             yield write
     elif is_stream(path):
-        with _told(path):
+        with _write_errors(path):
             stream = open(path if number is None else os.dup(number), "wb")  # noqa: SIM115
         with _closing(stream), _into(stream, str(path)) as write:
             yield write
@@ -120,7 +124,7 @@ def _standard_output() -> IO[bytes]:
 
 @contextlib.contextmanager
 def _closing(file: IO[bytes]) -> Iterator[None]:
-    """Close what has been flushed. If flushing failed, closing fails once more, which is nothing new to say."""
+    """Close a flushed file on exit. Errors are ignored: if flushing failed, closing repeats that error."""
     try:
         yield
     finally:
@@ -131,16 +135,16 @@ def _closing(file: IO[bytes]) -> Iterator[None]:
 @contextlib.contextmanager
 def _into(stream: IO[bytes], name: str) -> Iterator[Write]:
     def write(data: bytes | memoryview) -> None:
-        with _told(name):
+        with _write_errors(name):
             stream.write(data)
 
     yield write
-    with _told(name):
+    with _write_errors(name):
         stream.flush()
 
 
 def _final_mode(target: str) -> int:
-    """That of the file to be replaced, or the one that a new file would get."""
+    """Return the mode of the file to be replaced, or that of a new file."""
     if os.path.exists(target):
         return stat.S_IMODE(os.stat(target).st_mode)
     mask = os.umask(0o077)
@@ -149,12 +153,12 @@ def _final_mode(target: str) -> int:
 
 
 def _prefix(target: str) -> str:
-    """How the names of temporary files for this target begin."""
+    """Return the prefix of temporary files for this target."""
     return f".vsgd-{hashlib.sha256(os.path.basename(target).encode(errors='surrogateescape')).hexdigest()[:8]}-"
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed, at the latest by the end of the process; False if it is locked already."""
+    """Lock an open file until it is closed. Return False if another process has locked it."""
     if fcntl is None:
         return True
     try:
@@ -167,16 +171,16 @@ def _lock(descriptor: int) -> bool:
 
 
 def _locked_file(folder: str, prefix: str) -> IO[bytes]:
-    """A new file that is locked as long as it is open, so that others see that somebody writes it."""
+    """Return a new file that stays locked while it is open, so that other processes do not remove it."""
     while True:
         file = tempfile.NamedTemporaryFile(dir=folder, prefix=prefix, delete=False)  # noqa: SIM115
         if _lock(file.fileno()) and os.fstat(file.fileno()).st_nlink:
             return file
-        file.close()  # somebody took it for a stale one before it was locked
+        file.close()  # another process removed it as stale before it was locked
 
 
 def _remove_stale(folder: str, prefix: str) -> None:
-    """Remove what writers of the same target left when they were killed: files of this user that nobody has locked."""
+    """Remove temporary files of killed writers of the same target: files of this user without a lock."""
     if fcntl is None:
         return
     for name in os.listdir(folder):
@@ -185,7 +189,7 @@ def _remove_stale(folder: str, prefix: str) -> None:
                 descriptor = os.open(os.path.join(folder, name), os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     if os.fstat(descriptor).st_uid == os.geteuid():
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if somebody writes it
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if a process writes it
                         os.unlink(os.path.join(folder, name))
                 finally:
                     os.close(descriptor)
@@ -193,9 +197,12 @@ def _remove_stale(folder: str, prefix: str) -> None:
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[tuple[IO[bytes], str]]:
-    """A file beside what `path` finally names, readable by its owner alone, and that final name."""
+    """Yield a temporary file in the folder of the target, and the target: `path` with symbolic links resolved.
+
+    Only its owner can read the temporary file.
+    """
     target = os.path.realpath(path)
-    with _told(path):
+    with _write_errors(path):
         if os.path.isdir(target):
             raise UserError(f"cannot write {path}: it is a folder. Name a file.")
         if os.path.exists(target) and not os.access(target, os.W_OK):
@@ -219,7 +226,7 @@ def _replacing(path: Path) -> Iterator[Write]:
     with _temporary(path) as (file, target):
         with _into(file, str(path)) as write:
             yield write
-        with _told(path):
+        with _write_errors(path):
             os.fsync(file.fileno())
             os.chmod(file.name, _final_mode(target))
             os.replace(file.name, target)
@@ -227,7 +234,7 @@ def _replacing(path: Path) -> Iterator[Write]:
 
 
 def _sync_folder(folder: str) -> None:
-    """So that the new name outlives a power cut; not every file system can."""
+    """Flush a folder to disk, so that a new name survives a power failure. Some file systems cannot."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -237,26 +244,31 @@ def _sync_folder(folder: str) -> None:
 
 
 def ensure_folder(folder: Path) -> None:
-    with _told(folder):
+    """Create a folder and its parents.
+
+    Raises:
+        UserError: if that is not possible.
+    """
+    with _write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def check_writable(path: Path) -> None:
-    """Tell now, rather than after the work, if `output` could not write here."""
+    """Raise UserError if `output` could not write to the path. Call it before a long computation."""
     if not is_stream(path):
         with _temporary(path):
             pass
 
 
 def refuse_same(path: Path | None, other: Path, what: str) -> None:
-    """An output must not be what it is made of."""
+    """Raise UserError if the output `path` is the input `other`."""
     with contextlib.suppress(OSError):
         if path is not None and os.path.isfile(path) and os.path.samefile(path, other):
             raise UserError(f"{path} is {what}, which would be overwritten. Choose another name.")
 
 
 def write_whole(path: Path, content: bytes | memoryview | str, make_folder: bool = False) -> None:
-    """Whoever reads the file sees all or nothing."""
+    """Write a file atomically: readers see all of the content or none of it."""
     if make_folder:
         ensure_folder(path.parent)
     with output(path) as write:
@@ -264,19 +276,23 @@ def write_whole(path: Path, content: bytes | memoryview | str, make_folder: bool
 
 
 def seal(record: dict[str, Any], indent: int | None = None) -> str:
-    """A record as JSON with a checksum in it."""
+    """Return a record as JSON that includes a checksum."""
     plain = json.loads(json.dumps(record))
     return json.dumps({**plain, "checksum": _checksum(plain)}, indent=indent, ensure_ascii=False)
 
 
 def unseal(text: str | bytes) -> dict[str, Any]:
-    """The record, or a ValueError if this is not what `seal` made."""
+    """Return the record in a text that `seal` returned.
+
+    Raises:
+        ValueError: if the text is damaged.
+    """
     try:
         record = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(record, dict) or record.pop("checksum", None) != _checksum(record):
-        raise ValueError("its contents are not what was written")
+        raise ValueError("its checksum is wrong")
     return record
 
 
@@ -285,12 +301,12 @@ def _checksum(record: dict[str, Any]) -> str:
 
 
 def write_checked(path: Path, record: dict[str, Any]) -> None:
-    """Store a record of results, its folder made if need be."""
+    """Store a record of results with a checksum. Its folder is created if necessary."""
     write_whole(path, seal(record, indent=1) + "\n", make_folder=True)
 
 
 def read_checked(path: Path) -> dict[str, Any] | None:
-    """The record that `write_checked` stored; None if there is none, or if it is damaged, which is said."""
+    """Return the record that `write_checked` stored, or None if it is missing or damaged. Damage is reported."""
     try:
         return unseal(path.read_bytes())
     except ValueError as error:
@@ -303,13 +319,22 @@ def read_checked(path: Path) -> dict[str, Any] | None:
 
 
 def say_damaged(path: Path, why: object) -> None:
-    message = f"{path} is damaged ({why}) and not used; what it held is computed again if need be."
+    """Report a damaged file on standard error."""
+    message = f"{path} is damaged ({why}) and not used. Its content is computed again if necessary."
     say(f"vsgd: {one_line(message)}")
 
 
 @contextlib.contextmanager
 def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a folder. BlockingIOError if another process, or thread, holds it for longer than this."""
+    """Hold the lock of a folder.
+
+    Args:
+        folder: an existing folder.
+        seconds: how long to wait for the lock.
+
+    Raises:
+        BlockingIOError: if another process or thread holds the lock for longer.
+    """
     if fcntl is None:
         yield
         return
@@ -323,7 +348,7 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # closing is not enough if a fork has it open, too
+            with contextlib.suppress(OSError):  # closing does not unlock if a forked process has the file open
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
@@ -331,11 +356,15 @@ def locked(folder: Path, seconds: float = 0.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing results to a folder meanwhile. The lock ends with the process at the latest."""
+    """Hold the lock of a folder of results, so that no other process writes to it. It ends with the process.
+
+    Raises:
+        UserError: if another process holds the lock, or the folder is not writable.
+    """
     ensure_folder(folder)
     check_writable(folder / "some file")
     with contextlib.ExitStack() as lock:
-        with _told(folder):
+        with _write_errors(folder):
             try:
                 lock.enter_context(locked(folder))
             except BlockingIOError as error:

@@ -1,14 +1,14 @@
-"""Coordinates in which the covariance of a tensor's gradient is nearly diagonal: its Kronecker eigenbasis.
+"""The Kronecker eigenbasis of a tensor, in which the covariance of its gradient is nearly diagonal.
 
-For a weight matrix with gradient G, L = E[G Gᵀ] and R = E[Gᵀ G] are moving averages, and Q_L and Q_R follow their
-eigenvectors. The algorithm works on Q_Lᵀ G Q_R, probes by Q_L S Q_Rᵀ with random signs S, and its step is rotated back.
-A convolution is a matrix of out × (in · kernel). A side may be cut into blocks of equal size, each with a basis of its
-own: Q is then block-diagonal and kept as blocks × size × size.
+For a weight matrix with gradient G, L = E[G Gᵀ] and R = E[Gᵀ G] are moving averages, and Q_L and Q_R approximate their
+eigenvectors. The algorithm works on Q_Lᵀ G Q_R, its probes are Q_L S Q_Rᵀ with random signs S, and its step is rotated
+back. A convolution is a matrix of out × (in · kernel). A side may be split into blocks of equal size, each with its own
+basis. Q is then block-diagonal and stored as blocks × size × size.
 
-Two limits set the size of the blocks: rotation takes at most a quarter of the operations of a gradient, and bases and
+Two limits determine the size of the blocks. Rotation takes at most a quarter of the operations of a gradient. Bases and
 covariances take at most five times the memory of the parameter.
 
-Pure functions for torch and JAX alike. Where operators do not suffice, `xp` is the library: `torch` or `jax.numpy`.
+All functions are pure and work with torch and JAX. `xp` is the library, `torch` or `jax.numpy`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from vsgd.core import Array, ema, larger
 
 DECAY = 0.95
-"""Of the moving averages L and R, per step."""
+"""Decay of the moving averages L and R per step."""
 
 OBSERVE_INTERVAL = 5
 """Number of steps between two updates of L and R. The first steps all update them."""
@@ -32,28 +32,31 @@ REFRESH_INTERVAL = 10
 FIRST_STEPS = 5
 
 NULL_SHARE = 1e-6
-"""Added to the covariance, in units of its mean eigenvalue: directions without gradients stay where they are."""
+"""Multiple of the identity added to the covariance, in units of its mean eigenvalue. It keeps directions without
+gradients unchanged."""
 
 WIDEST = 2048
-"""A wider side is always cut into blocks: its basis would take longer to follow than it is worth."""
+"""Maximum size of a block. Larger bases would take too long to converge."""
 
 SHARE_OF_GRADIENT = 0.25
+"""Maximum operations of the rotation per step, as a fraction of those of a gradient."""
+
 ALLOWANCE = 2e7
-"""Operations that are always allowed: fewer take no time worth saving."""
+"""Number of operations per step that is always allowed, since it takes little time."""
 
 MEMORY_SHARE = 5
 """Bases and covariances of a matrix hold at most this many numbers per coordinate.
 
-Five float32 numbers are 20 bytes, as many as the rest of the state takes in `vsgd.torch`. A square matrix needs 4, one
-that is twice as long as wide 5: both keep whole bases. Without a limit, a matrix of 2,048 × 8 would need 512.
+Five float32 numbers are 20 bytes, as much as the rest of the state in `vsgd.torch`. A square matrix needs 4 numbers, a
+matrix twice as long as wide 5, so both have full bases. Without a limit, a matrix of 2,048 × 8 would need 512.
 """
 
 MEMORY_BOUND = 64
-"""Products with smaller blocks wait for memory: they take as long as with blocks of about this size."""
+"""Products with smaller blocks are limited by memory bandwidth. They take as long as blocks of about this size."""
 
 
 class Basis(NamedTuple):
-    """Q and the covariance that it follows, for the left and for the right side; None where a side stays as it is."""
+    """The bases Q and their covariances, for the left and for the right side; None for a side without a basis."""
 
     left: Array
     left_cov: Array
@@ -62,14 +65,14 @@ class Basis(NamedTuple):
 
 
 def into(values: Array, basis: Basis) -> Array:
-    """Q_Lᵀ X Q_R for X of shape … × rows × columns."""
+    """Return Q_Lᵀ X Q_R for X of shape … × rows × columns."""
     if basis.left is not None:
         values = _left(values, basis.left.mT)
     return values if basis.right is None else _right(values, basis.right)
 
 
 def back(values: Array, basis: Basis) -> Array:
-    """Q_L X Q_Rᵀ for X of shape … × rows × columns."""
+    """Return Q_L X Q_Rᵀ for X of shape … × rows × columns."""
     if basis.left is not None:
         values = _left(values, basis.left)
     return values if basis.right is None else _right(values, basis.right.mT)
@@ -90,17 +93,23 @@ def _right(values: Array, q: Array) -> Array:
 
 
 def is_covariance_step(steps: Array) -> Array:
-    """Return whether the covariances take in the gradient of a step that has `steps` before it."""
+    """Return whether a step updates the covariances. `steps` is the number of steps before it."""
     return (steps < FIRST_STEPS) | (steps % OBSERVE_INTERVAL == 0)
 
 
 def is_refresh_step(steps: Array) -> Array:
-    """Return whether the basis is rotated after that step; it is then also a covariance step."""
+    """Return whether a step updates the basis. Such a step also updates the covariances."""
     return (steps < FIRST_STEPS) | (steps % REFRESH_INTERVAL == 0)
 
 
 def updated_covariance(cov: Array, side: Array, steps: Array) -> Array:
-    """Return a covariance after a gradient, as a matrix whose rows are its side, has entered; `steps` came before."""
+    """Return a covariance after a gradient is added.
+
+    Args:
+        cov: the covariance, blocks × size × size.
+        side: the gradient as a matrix whose rows are the side of the covariance.
+        steps: number of steps before this one.
+    """
     rows = side.reshape(len(cov), -1, side.shape[-1])
     return ema(cov, rows @ rows.mT, covariance_weight(steps))
 
@@ -120,15 +129,15 @@ def rotated_basis(q: Array, cov: Array, xp: Any) -> Array:
     scale = larger(xp.linalg.diagonal(cov).mean((-2, -1)), float(xp.finfo(cov.dtype).tiny))[..., None, None, None]
     new, triangle = xp.linalg.qr(cov / scale @ q + NULL_SHARE * q)
     signs = xp.sign(xp.linalg.diagonal(triangle))
-    # a column keeps its side, so that the averages of its coordinate stay about the same thing
+    # columns keep their signs, so that the averages of a coordinate stay valid
     return new * xp.where(signs == 0, 1, signs)[..., None, :]
 
 
-# --- what it may cost ---------------------------------------------------------------------------------------------
+# --- costs and block sizes ----------------------------------------------------------------------------------------
 
 
 def cost(shape: tuple[int, int], blocks: tuple[int, int]) -> float:
-    """Floating-point operations per step: into the basis, back, covariances and power iterations."""
+    """Return the floating-point operations per step: rotations, covariances and power iterations."""
     rows, columns = shape
     products = 2 + 1 / OBSERVE_INTERVAL
     return sum(
@@ -144,7 +153,7 @@ def largest_divisor(width: int, limit: int) -> int:
 
 
 def basis_numbers(shape: tuple[int, int], blocks: tuple[int, int]) -> int:
-    """Return how many numbers the bases and covariances of a matrix hold."""
+    """Return the number of elements of the bases and covariances of a matrix."""
     return sum(2 * width * size for width, size in zip(shape, blocks, strict=True) if size > 1)
 
 

@@ -1,4 +1,4 @@
-"""The errors that are meant for people."""
+"""Errors with messages for users, and how they are printed."""
 
 import os
 import sys
@@ -8,27 +8,27 @@ from typing import TextIO
 
 
 class UserError(Exception):
-    """Something the user can mend: one line that says what happened, where, and what to do."""
+    """An error that the user can fix. Its message is one line: what happened, where, and what to do."""
 
 
 def one_line(message: object) -> str:
-    """A message as it is printed: whatever a file name or a cell brings into it, it stays one line."""
+    """Return a message with control characters escaped, such as newlines in file names and cells."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message))
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra. The package is on no index, so it is installed from its source."""
+    """Return the command that installs an extra, from a clone because the package is on no index."""
     return f"run `pip install '.[{extra}]'` in a clone of vsgd"
 
 
 def give_up(stream: TextIO | None) -> None:
-    """Drop what could not be written to a standard stream, so that the end of the process does not try again."""
+    """Redirect a standard stream to the null device, so that Python does not try to flush it again at exit."""
     with suppress(OSError, AttributeError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
 
 
 def say(line: str) -> None:
-    """Print a line to standard error. If that is closed or full, the line is dropped; the exit code remains."""
+    """Print a line to standard error. The line is dropped if standard error is closed or full."""
     if sys.stderr is None:
         return
     try:
@@ -39,7 +39,15 @@ def say(line: str) -> None:
 
 @contextmanager
 def needs_extra(part: str, extra: str) -> Iterator[None]:
-    """Around the imports of a part of the package: if a dependency is missing, say how to install it."""
+    """Wrap the imports of a subpackage: if a dependency is missing, the error names the command that installs it.
+
+    Args:
+        part: name of the subpackage, such as "vsgd.torch".
+        extra: the extra of `pyproject.toml` that has its dependencies.
+
+    Raises:
+        ModuleNotFoundError: with the command, if a module outside of vsgd is missing.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
-"""Plain functions of this package compiled by numba, which is loaded when it is first needed.
+"""Compile plain functions of this package with numba, which is imported at first use.
 
-The functions stay undecorated, so `import vsgd` is light and one text serves all array libraries. `compiled` registers
-what a function calls with `numba.extending.register_jitable`. `kept` also keeps the machine code on disk, in a folder
-whose name depends on the text of everything that the function reaches and on the types of the arguments. That cache is
-optional in every sense: if it cannot be read or written, the function is compiled again, with one warning.
+The functions are not decorated, so `import vsgd` is fast, and the same code runs with all array libraries. `compiled`
+registers the functions that a function calls with `numba.extending.register_jitable`. `kept` also stores the machine
+code on disk, in a folder whose name depends on the source of all these functions and on the types of the arguments. If
+this cache cannot be read or written, the function is compiled again, with one warning.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from vsgd.disk import locked, write_whole
 from vsgd.errors import UserError
 
 NUMBA_SETTINGS = threading.Lock()
-"""Held while numba's cache folder is set."""
+"""Lock of the cache folder in numba's configuration."""
 
 UNUSED_DAYS = 30
-"""Machine code that has not been used for this many days is removed."""
+"""Machine code is removed after this many days without use."""
 
 WAITING_SECONDS = 60.0
-"""For this long a process waits for another one that compiles the same function; then it compiles for itself."""
+"""Maximum time to wait for another process that compiles the same function."""
 
 NOTICE_SECONDS = 1.0
-"""A compilation that takes longer is announced on stderr."""
+"""A message is printed if a compilation takes longer."""
 
 
 def is_ours(value: Any, function: Callable[..., Any]) -> bool:
@@ -48,7 +48,7 @@ def is_ours(value: Any, function: Callable[..., Any]) -> bool:
 
 
 def names(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a function refers to: globals, variables of the scope that it was defined in, attributes of our modules."""
+    """Return the values that a function refers to: globals, closure variables, and attributes of our modules."""
     found = inspect.getclosurevars(function)
     values = {**found.globals, **found.nonlocals}
     modules = {name: value for name, value in values.items() if isinstance(value, types.ModuleType)}
@@ -63,7 +63,7 @@ def names(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def reached(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The function itself and the plain functions of this package that it calls, directly or not."""
+    """Return a function and the plain functions of this package that it calls, directly or indirectly."""
     found: dict[Any, None] = {}
     pending: list[Any] = [function]
     while pending:
@@ -79,9 +79,9 @@ def reached(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """A name for all that machine code depends on: texts, constants, and the fields of NamedTuples with their defaults.
+    """Return a digest of everything that machine code depends on: source, constants, and fields of NamedTuples.
 
-    How it is sealed is part of it, so that versions that seal otherwise do not take each other's files for damaged.
+    It includes the source of `checksum`. Versions with different checksums therefore use different folders.
     """
     parts = {inspect.getsource(checksum)}
     for each in reached(function):
@@ -99,7 +99,7 @@ def digest(function: Callable[..., Any]) -> str:
 
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
-    """Let compiled code call a plain function. Its attribute `jit_options`, if it has one, goes to numba."""
+    """Register a plain function for calls from compiled code, with the numba options in its attribute `jit_options`."""
     from numba.extending import overload, register_jitable
 
     if function is core.square_root:  # a power would be taken in float64
@@ -109,9 +109,9 @@ def register(function: Callable[..., Any]) -> None:
 
 
 def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:
-    """Compiles a plain function of this package, and the plain functions that it calls, for each type of arguments.
+    """Return a numba dispatcher, which compiles a plain function and those it calls for each type of arguments.
 
-    Compiled code is free of the interpreter lock, so loops run side by side in ordinary threads.
+    Compiled code releases the global interpreter lock, so that threads run in parallel.
     """
     import numba
 
@@ -122,14 +122,18 @@ def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:
 
 
 compiled = functools.cache(dispatcher_of)
-"""A plain function, compiled when it is called."""
+"""Return a plain function as a numba function that is compiled at its first call."""
 
 
 # --- machine code on disk -----------------------------------------------------------------------------------------
 
 
 def cache_root() -> Path:
-    """The folder for machine code, made if need be. OSError if others could write to it: its content will be run."""
+    """Return the cache folder, and create it if necessary.
+
+    Raises:
+        OSError: if the folder cannot be created, or if other users can write to it, since its content is executed.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(home) / "vsgd"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,12 +144,12 @@ def cache_root() -> Path:
 
 
 def age(path: Path) -> float:
-    """Seconds since the last change."""
+    """Return the seconds since the last change of a file."""
     return time.time() - path.stat().st_mtime
 
 
 def remove_unused(root: Path) -> None:
-    """Remove machine code that nobody has used for a while, such as that of older versions of this package."""
+    """Remove machine code that has not been used for `UNUSED_DAYS`, such as that of older versions."""
     for folder in root.iterdir():
         with contextlib.suppress(OSError):
             if age(folder) > UNUSED_DAYS * 86400:
@@ -153,35 +157,35 @@ def remove_unused(root: Path) -> None:
 
 
 def machine_code(folder: Path) -> Iterator[Path]:
-    """The files that numba wrote, indices and object code, and whatever else has such a name."""
+    """Return the files with the suffixes of numba's indices and object code."""
     return folder.rglob("*.nb?")
 
 
 def seal_of(file: Path) -> Path:
-    """The file that holds the checksum of another."""
+    """Return the path of the checksum of a file."""
     return file.with_name(file.name + ".sha256")
 
 
 def checksum(file: Path) -> str:
-    """Of the content and of where it is: machine code of another kernel is as wrong as damaged code."""
+    """Return a checksum of the content and the path of a file, since code of another function is also wrong."""
     place = "/".join(file.parts[-3:])
     return hashlib.sha256(place.encode() + b"\0" + file.read_bytes()).hexdigest()
 
 
 def seal(folder: Path) -> None:
-    """Note the checksums of new files, so that damage is seen before damaged machine code runs."""
+    """Write the checksums of new files, so that damaged machine code is detected before it runs."""
     for file in machine_code(folder):
         if file.is_file() and not is_whole(file):
             write_whole(seal_of(file), checksum(file))  # other processes may be reading it
 
 
 def is_whole(file: Path) -> bool:
-    """Is the file what was sealed?"""
+    """Return whether a file matches its checksum."""
     return file.is_file() and seal_of(file).exists() and seal_of(file).read_bytes() == checksum(file).encode()
 
 
 def clear(folder: Path) -> None:
-    """Remove all machine code; other processes may be writing, so the folder stays."""
+    """Remove all machine code in a folder, but not the folder, since other processes may be writing to it."""
     for file in list(machine_code(folder)):
         if file.is_dir():
             shutil.rmtree(file, ignore_errors=True)
@@ -190,7 +194,11 @@ def clear(folder: Path) -> None:
 
 
 def open_folder(name: str) -> Path:
-    """A folder for machine code. OSError if there can be none."""
+    """Return the folder for machine code of this name, and create it if necessary.
+
+    Raises:
+        OSError: if that is not possible.
+    """
     root = cache_root()
     folder = root / name
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -202,7 +210,7 @@ def open_folder(name: str) -> Path:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes away meanwhile. Damaged files are removed before, new ones are sealed after."""
+    """Hold the lock of a folder. Remove damaged files at the beginning, and write checksums of new files at the end."""
     with locked(folder, WAITING_SECONDS):
         if not all(map(is_whole, machine_code(folder))):
             warnings.warn(f"the cache of compiled code in {folder} is damaged; compiling again", stacklevel=4)
@@ -214,7 +222,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def announced(message: str) -> Iterator[None]:
-    """Say on stderr what is happening if it takes long."""
+    """Print a message to standard error if the context takes longer than `NOTICE_SECONDS`."""
     timer = threading.Timer(NOTICE_SECONDS, print, [message], {"file": sys.stderr})
     timer.daemon = True
     timer.start()
@@ -225,7 +233,7 @@ def announced(message: str) -> Iterator[None]:
 
 
 def code_for(dispatcher: Any, signature: tuple[Any, ...]) -> Any:
-    """Machine code for these types of arguments: loaded if the dispatcher has a cache that holds it, else compiled."""
+    """Return machine code for these types of arguments, from the cache of the dispatcher or compiled."""
     dispatcher.compile(signature)
     if signature not in dispatcher.overloads:
         raise OSError("it has machine code for other types of arguments")
@@ -233,7 +241,7 @@ def code_for(dispatcher: Any, signature: tuple[Any, ...]) -> Any:
 
 
 def caching(function: Callable[..., Any], folder: Path) -> Any:
-    """A dispatcher with this folder as its cache."""
+    """Return a dispatcher whose cache is this folder."""
     import numba
 
     config: Any = numba.config
@@ -244,15 +252,20 @@ def caching(function: Callable[..., Any], folder: Path) -> Any:
         finally:
             config.CACHE_DIR = before
     if folder not in Path(dispatcher.stats.cache_path).parents:
-        raise PermissionError(f"{folder} cannot be written")  # numba chose a folder of its own
+        raise PermissionError(f"{folder} cannot be written")  # numba has chosen another folder
     return dispatcher
 
 
 def load_or_compile(function: Callable[..., Any], text: str, signature: tuple[Any, ...]) -> Any:
-    """Machine code of a function with this digest of its text, from the disk or for it, if possible.
+    """Return machine code of a function. Load it from disk, or compile it and store it if possible.
 
-    Each type of arguments has a folder of its own. Numba would keep an index of several, and processes that add to it
-    at once may leave one that gives a type of arguments the machine code of another.
+    Each type of arguments has a separate folder. In a shared folder, numba keeps an index of all types. Processes that
+    write this index at the same time can assign machine code to the wrong type.
+
+    Args:
+        function: the function.
+        text: digest of its source.
+        signature: numba types of the arguments.
     """
     from numba.core.errors import NumbaError
 
@@ -264,14 +277,14 @@ def load_or_compile(function: Callable[..., Any], text: str, signature: tuple[An
     except (OSError, RuntimeError) as error:
         with announced(f"{message}; the result cannot be kept ({error})"):
             return code_for(dispatcher_of(function), signature)
-    is_there = any(machine_code(folder))  # to load it is nothing to announce
+    is_there = any(machine_code(folder))  # loading needs no message
     notice = contextlib.nullcontext() if is_there else announced(f"{message}, once; later runs take it from the cache")
     try:
         with notice, alone_in(folder):
             return code_for(dispatcher, signature)
     except NumbaError:
         raise
-    except Exception as error:  # whatever a file can raise that was neither written nor read as it should
+    except Exception as error:  # damaged files can raise any exception
         warnings.warn(f"the cache of compiled code in {folder} is not usable ({error}); compiling again", stacklevel=5)
         if not isinstance(error, BlockingIOError):
             with contextlib.suppress(OSError), locked(folder):
@@ -281,7 +294,7 @@ def load_or_compile(function: Callable[..., Any], text: str, signature: tuple[An
 
 
 class Kernel:
-    """A compiled function whose machine code is kept on disk where that is possible."""
+    """A compiled function whose machine code is stored on disk if possible."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
@@ -296,10 +309,10 @@ class Kernel:
         return self._dispatcher(*args)
 
     def _open(self) -> Any:
-        """A dispatcher that takes machine code from the disk, for each type of arguments that it meets."""
+        """Return a dispatcher that loads machine code from disk for each new type of arguments."""
         function, text = self.function, digest(self.function)
         if inspect.getclosurevars(function).nonlocals:
-            # processes may compile it with other constants, and one load both: a name would mean two functions
+            # closures with different constants need different names, since one process may load both
             function.__qualname__ = f"{function.__name__}_{text}"
         dispatcher = dispatcher_of(function)
 
@@ -309,11 +322,11 @@ class Kernel:
                     dispatcher.add_overload(load_or_compile(function, text, signature))
                 return dispatcher.overloads[signature].entry_point
 
-        dispatcher.compile = compile_once  # which every call with new types of arguments ends in
+        dispatcher.compile = compile_once  # called for every new type of arguments
         return dispatcher
 
 
 @functools.cache
 def kept(function: Callable[..., Any]) -> Kernel:
-    """`compiled`, with machine code kept on disk: for functions that take seconds to compile."""
+    """Return a compiled function whose machine code is stored on disk, for functions that compile for seconds."""
     return Kernel(function)

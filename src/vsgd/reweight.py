@@ -1,4 +1,4 @@
-"""Reweighting of (nearly) orthogonal gradients (section 4.1), for NumPy, torch and JAX arrays alike."""
+"""Weights for nearly orthogonal sample gradients (section 4.1), for NumPy, torch and JAX arrays."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from vsgd.core import Array
 
 
 def sample_weights(gram: Array) -> Array:
-    """w_i of eq. 5: one over the number of samples, smoothed, whose gradients interfere with that of sample i.
+    """Return the weight w_i of each sample (eq. 5): one over the number of samples whose gradients interfere with it.
 
-    Takes the Gram matrix of inner products, which is often cheaper than the gradients. A sample whose gradient
-    is zero gets no weight.
+    That number is a sum of absolute cosines. A sample whose gradient is zero has weight 0.
+
+    Args:
+        gram: inner products of the sample gradients, samples × samples. It is often cheaper than the gradients.
+
+    Returns:
+        The weights, one per sample.
 
     >>> import numpy as np
     >>> gradients = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])  # two aligned, one orthogonal to them
@@ -23,7 +28,7 @@ def sample_weights(gram: Array) -> Array:
 
 
 def effective_count(weights: Array) -> Array:
-    """The `count` whose rate belongs to Σ w_i ∇⁽ⁱ⁾: n if all gradients are aligned, 1 if all are orthogonal.
+    """Return the `count` of the learning rate for Σ w_i ∇⁽ⁱ⁾: n if all gradients are aligned, 1 if all are orthogonal.
 
     >>> import numpy as np
     >>> effective_count(np.array([0.5, 0.5, 1.0]))

@@ -1,4 +1,4 @@
-"""The method behind river's interface: one sample at a time, features by name. river itself is not needed."""
+"""A classifier with river's interface: one sample at a time, features by name. river itself is not needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ with needs_extra("vsgd.river", "sklearn"):
 
 
 class LogisticRegression:
-    """Binary classification of a stream; features are dictionaries, and may appear when they like.
+    """Classify a stream into two classes. Features are dictionaries, and new names may appear at any time.
+
+    Args:
+        columns: maximum number of feature names. Further names share the last column.
+        seed: seed of the probes.
 
     >>> model = LogisticRegression()
     >>> for i in range(200):
@@ -30,7 +34,7 @@ class LogisticRegression:
         self.column_of: dict[Hashable, int] = {}
 
     def _row(self, x: dict[Hashable, float]) -> tuple[Any, dict[Hashable, int]]:
-        """A row, and the columns of its new names: each takes the next, or shares the last if there are none left."""
+        """Return a row, and the columns of its new names: the next free ones, or the last if none is free."""
         new: dict[Hashable, int] = {}
         for name in x:
             if name not in self.column_of:
@@ -42,7 +46,15 @@ class LogisticRegression:
         return row, new
 
     def learn_one(self, x: dict[Hashable, float], y: bool) -> None:
-        """Learn from a sample, or raise a ValueError and be as before."""
+        """Learn from one sample.
+
+        Args:
+            x: the features by name. Missing names are zero.
+            y: the class.
+
+        Raises:
+            ValueError: if `y` is not a boolean or a value is not finite. The model is then unchanged.
+        """
         if y not in (False, True):
             raise ValueError(f"y={y!r} is not True or False")
         row, new = self._row(x)
@@ -50,6 +62,7 @@ class LogisticRegression:
         self.column_of.update(new)
 
     def predict_proba_one(self, x: dict[Hashable, float]) -> dict[bool, float]:
+        """Return the probability of each class; 0.5 before the first sample."""
         if not hasattr(self.model, "coef_"):
             return {False: 0.5, True: 0.5}
         row, _ = self._row(x)
@@ -57,4 +70,5 @@ class LogisticRegression:
         return {False: below, True: above}
 
     def predict_one(self, x: dict[Hashable, float]) -> bool:
+        """Return the more likely class."""
         return self.predict_proba_one(x)[True] > 0.5

@@ -114,7 +114,7 @@ def test_a_log_is_continued_and_other_files_are_left_alone(model, tmp_path):
     reader.update()
     assert ([r.step for r in reader.records], reader.bad_lines) == ([10], 1)
     (tmp_path / "other.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"other\.txt is there already and not the log of a run"):
+    with pytest.raises(ValueError, match=r"other\.txt exists and is not the log of a run"):
         RunLog(opt, tmp_path / "other.txt")
     assert (tmp_path / "other.txt").read_text() == "mine"
     with pytest.raises(ValueError, match="every is 0"):

@@ -1,17 +1,16 @@
-"""What an algorithm is: one module with constants, state, probe and update, in that order.
+"""The structure of an algorithm, and validation of its constants.
 
-Each module of `vsgd.algorithms` defines
+Each module of `vsgd.algorithms` defines, in this order:
 
-- a NamedTuple of its own constants, checked when it is made, and the instances that have a name;
+- a NamedTuple of constants, decorated by `checked`, and named instances of it;
 - `init(theta, config)`: the state before the first sample;
-- its probe: the offset δ at which the second gradient is taken, and when one is due;
+- the probe: the offset δ of the second gradient, and the steps that have one;
 - `rate(...)`: the learning rate η* of each coordinate;
-- `update(theta, state, batch, count, config, ...)`: one pass through its loop, in the order of its documentation;
-- `evaluation_point(theta, state)`: the parameters to judge and to save.
+- `update(theta, state, batch, count, config, ...)`: one step;
+- `evaluation_point(theta, state)`: the parameters for evaluation and for saving.
 
-`networks` computes with whole tensors, so its state and its update are those of the front ends, which call its parts.
-
-The functions are plain arithmetic, as `vsgd.core` explains.
+`networks` needs quantities of whole tensors, so its state and its update are in the front ends, which call its
+functions. All functions are plain arithmetic, as described in `vsgd.core`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,15 @@ Config = TypeVar("Config", bound=tuple[Any, ...])
 
 
 def checked(**least: float) -> Callable[[type[Config]], type[Config]]:
-    """Return a class decorator for a NamedTuple of constants.
+    """Return a class decorator that validates a NamedTuple of constants.
 
-    A value that is not finite or below its least one is refused. `repr` shows the constants that differ from their
-    defaults: `Networks(probe_interval=5.0)`.
+    `repr` of an instance shows the constants that differ from their defaults: `Networks(probe_interval=5.0)`.
+
+    Args:
+        least: the minimum of each constant; 0 by default.
+
+    Raises:
+        ValueError: by the decorated class, if a constant is not finite or below its minimum.
     """
 
     def decorate(fields: type[Config]) -> type[Config]:
@@ -56,7 +60,7 @@ def checked(**least: float) -> Callable[[type[Config]], type[Config]]:
 
 
 def require(config: Any, *accepted: type) -> None:
-    """Refuse an algorithm that a front end cannot run, naming those that it can."""
+    """Raise TypeError unless `config` is an instance of one of the accepted algorithms, which the message lists."""
     if not isinstance(config, accepted):
         names = " or ".join(f"vsgd.{kind.__name__}" for kind in accepted)
         raise TypeError(f"the algorithm must be an instance of {names}; this is {config!r}")

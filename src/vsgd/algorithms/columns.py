@@ -1,7 +1,7 @@
-"""The default for linear models: curvature measured row by row, in units of each column.
+"""The default algorithm for linear models. Curvature is measured per row, in units of each column.
 
-No constant has the unit of a feature or of the loss, so neither the scale of a column nor that of the loss matters.
-`docs/sparse.md` numbers and explains the differences to the paper.
+No constant has the unit of a feature or of the loss. Training therefore does not depend on the scale of a column or of
+the loss. `docs/sparse.md` explains the differences from the paper.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from vsgd.core import (
 
 @checked(epsilon=1e-300, memory=1, min_memory_cap=1)
 class Columns(NamedTuple):
-    """The constants of the algorithm for linear models.
+    """Constants of the algorithm for linear models.
 
     Attributes:
-        epsilon: keeps denominators from vanishing; far below any variance or curvature in float64.
+        epsilon: ε, added to denominators so that none is zero. It is far below any variance or curvature in float64.
         memory: τ before the first sample.
-        outlier_sigmas: a minibatch this many standard deviations off is an outlier.
-        variance_floor: a variance below this fraction of the mean square is rounding.
-        min_memory_cap: τ grows no further than the larger of this and √(samples seen).
-        curvature_damping: c in h^fd + c·|∇/δ|, which bounds a step by δ/c where the probe sees no curvature.
-        row_curvature_floor: lower bound on a row's curvature, as a fraction of the running mean over rows.
+        outlier_sigmas: a minibatch that is this many standard deviations from the average is an outlier.
+        variance_floor: a variance below this fraction of the mean square is treated as rounding error.
+        min_memory_cap: upper limit on τ; if √(samples seen) is larger, that is the limit.
+        curvature_damping: c in h^fd + c·|∇/δ|. It limits a step to δ/c if the measured curvature is zero.
+        row_curvature_floor: lower limit on the curvature of a row, as a fraction of the mean over rows.
     """
 
     epsilon: float = 1e-100
@@ -52,20 +52,26 @@ COLUMNS = Columns()
 
 
 def init(theta: Array, config: Columns = COLUMNS) -> State:
-    """The state before the first sample, shaped like `theta`."""
+    """Return the state before the first sample, with the shape of `theta`."""
     return zero_state(theta, config.memory)
 
 
 def noise(mean: Moments, config: Columns) -> Array:
-    """σ², the variance of the gradient of one sample; never zero."""
+    """Return σ², the variance of the gradient of one sample, plus ε."""
     return variance(mean.grad, mean.grad_sq) + config.epsilon
 
 
 def probe(state: State, count: Array, column_max: Array, config: Columns = COLUMNS) -> Array:
-    """δ = √s / max |x| of the column: the RMS distance that one step moves a coordinate, s being the signal fraction.
+    """Return the probe δ = √s / max |x|, the RMS change of a coordinate in one step, where s is the signal fraction.
 
-    s is estimated from τ samples, so its upper estimate s + (1 − s)/τ is used: a coordinate with few samples takes the
-    full step.
+    The estimate of s comes from τ samples, so its upper bound s + (1 − s)/τ is used. A coordinate with few samples
+    therefore has the largest probe.
+
+    Args:
+        state: the state of the coordinate.
+        count: number of samples in the minibatch.
+        column_max: largest |x| of the column so far. If it is 0, the probe is 0.
+        config: the constants.
     """
     fraction = signal_fraction(count * (state.mean.grad * state.mean.grad), noise(state.mean, config))
     constant = column_max == 0
@@ -73,21 +79,27 @@ def probe(state: State, count: Array, column_max: Array, config: Columns = COLUM
 
 
 def damped(curvature: Array, grad: Array, delta: Array, config: Columns) -> Array:
-    """h^fd + c·|∇/δ|, since the gradient may vanish just beyond the probe, where a kink would not be seen."""
+    """Return h^fd + c·|∇/δ|. The probe does not see a kink just beyond δ, and this term limits the step."""
     return curvature + config.curvature_damping * abs(grad / delta)
 
 
 def column_curvature(row_curvature: Array, x: Array, column_max: Array, others: Array) -> Array:
-    """Curvature of one sample in θ_i when the other coordinates of its row move too, all to the same side.
+    """Return the curvature of one sample in θ_i, including the steps of the other coordinates of its row.
 
-    `row_curvature` is that of the loss in the output, `others` the sum of |x_k| δ_k over the rest of the row. If all
-    signal fractions were 1, the steps of a row would add up to no more than the one that is best for it.
+    The other coordinates are assumed to change the output in the same direction. If all signal fractions were 1, the
+    steps of a row would add up to at most its optimal step.
+
+    Args:
+        row_curvature: curvature of the loss in the output.
+        x: element of the row in this column.
+        column_max: largest |x| of the column.
+        others: sum of |x_k| δ_k over the other elements of the row.
     """
     return row_curvature * (x * x + abs(x) * column_max * others)
 
 
 def rate(mean: Moments, count: Array, config: Columns = COLUMNS) -> Array:
-    """η* for the mean gradient over `count` samples, with the mean curvature as it is."""
+    """Return the learning rate η* for a mean gradient over `count` samples, with the mean curvature."""
     fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
     return fraction / (abs(mean.curv) + config.epsilon)
 
@@ -95,7 +107,7 @@ def rate(mean: Moments, count: Array, config: Columns = COLUMNS) -> Array:
 def update(
     theta: Array, state: State, batch: Moments, count: Array, config: Columns = COLUMNS
 ) -> tuple[Array, State, Info]:
-    """One pass through the loop, without a bootstrap and with a capped memory. Arguments as in `paper.update`."""
+    """Take one step, without a bootstrap and with a capped memory. Arguments and result as in `paper.update`."""
     learning = count > 0
     outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
     seen = state.seen + count
@@ -108,5 +120,5 @@ def update(
 
 
 def evaluation_point(theta: Array, state: State) -> Array:
-    """The iterate itself."""
+    """Return θ: the algorithm does not average its iterates."""
     return theta

@@ -1,6 +1,6 @@
-"""Algorithm 1 of Schaul & LeCun (2013) to the letter, and vSGD, its predecessor of 2012.
+"""Algorithm 1 of Schaul & LeCun (2013), unchanged, and its predecessor of 2012.
 
-`docs/algorithm.md` puts the equations beside the functions and says how open questions were answered.
+`docs/algorithm.md` lists the equations next to the functions, and explains how ambiguities of the paper were resolved.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from vsgd.core import (
 
 @checked(memory=1)
 class Paper(NamedTuple):
-    """The constants of the paper.
+    """Constants of Algorithm 1.
 
     Attributes:
-        epsilon: ε, added to denominators so that none vanishes.
-        bootstrap: how many samples make the first averages before anything moves.
+        epsilon: ε, added to denominators so that none is zero.
+        bootstrap: number of samples that are averaged before the first update.
         memory: τ at the end of the bootstrap.
-        outlier_sigmas: a minibatch this many standard deviations off is an outlier.
-        variance_floor: a variance below this fraction of the mean square is rounding.
-        detect_outliers: whether an outlier lengthens the memory before it enters the averages.
-        normalize_curvature: whether the curvature is h̄ = v̄^fd / h̄^fd (section 5.2), or h̄^fd as it is.
+        outlier_sigmas: a minibatch that is this many standard deviations from the average is an outlier.
+        variance_floor: a variance below this fraction of the mean square is treated as rounding error.
+        detect_outliers: whether an outlier increases τ before it is added to the averages.
+        normalize_curvature: whether the curvature is v̄^fd / h̄^fd (section 5.2); otherwise it is h̄^fd.
     """
 
     epsilon: float = 1e-5
@@ -49,41 +49,75 @@ class Paper(NamedTuple):
 
 
 PAPER = Paper()
-"""vSGD-fd: Algorithm 1 to the letter."""
+"""vSGD-fd: Algorithm 1 of the paper."""
 
 VSGD_2012 = Paper(detect_outliers=False, normalize_curvature=False)
-"""vSGD, the predecessor: trusts the curvature it is given and every sample it sees."""
+"""vSGD of 2012: it uses the given curvature and detects no outliers."""
 
 
 def init(theta: Array, config: Paper = PAPER) -> State:
-    """The state before the first sample, shaped like `theta`."""
+    """Return the state before the first sample.
+
+    Args:
+        theta: the parameters θ, a float or an array.
+        config: the constants.
+
+    Returns:
+        A state with the shape of `theta`.
+
+    >>> init(1.0).memory
+    2.0
+    """
     return zero_state(theta, config.memory)
 
 
 def probe(state: State, grad: Array, count: Array, config: Paper = PAPER) -> Array:
-    """δ = ḡ, the typical update distance (eq. 6), pushed away from zero by epsilon on its own side.
+    """Return the probe δ = ḡ, the typical update distance (eq. 6), moved away from zero by ε.
 
-    During the bootstrap this minibatch's gradient enters the average first.
+    During the bootstrap, the gradient of this minibatch is added to the average first.
+
+    Args:
+        state: the state before this minibatch.
+        grad: mean gradient of the minibatch.
+        count: number of its samples.
+        config: the constants.
+
+    Returns:
+        The offset δ of each coordinate, at which the second gradient is taken.
+
+    >>> probe(init(1.0), grad=0.5, count=1)
+    0.50001
     """
     mean = ema(state.mean.grad, grad, bootstrap_weight(state.seen, count, config.bootstrap))
     return mean + (mean >= 0) * config.epsilon - (mean < 0) * config.epsilon
 
 
 def probe_due(step: int, config: Paper = PAPER) -> bool:
-    """A second gradient is taken at every step."""
+    """Return True: every step takes a second gradient."""
     return True
 
 
 def noise(mean: Moments, config: Paper) -> Array:
-    """σ², the variance of the gradient of one sample; never zero."""
+    """Return σ², the variance of the gradient of one sample, plus ε."""
     return variance(mean.grad, mean.grad_sq) + config.epsilon
 
 
 def rate(mean: Moments, count: Array, config: Paper = PAPER) -> Array:
-    """η*, the optimal rate for the mean gradient over `count` samples (eq. 1, 3 and 4, and section 5.2).
+    """Return the optimal learning rate η* for a mean gradient over `count` samples (eq. 1, 3 and 4, section 5.2).
 
-    With σ² = v̄ − ḡ² the signal fraction, n ḡ² / (n ḡ² + σ²), is n ḡ² / (v̄ + (n−1) ḡ²) as printed. The factor n/(n−z)
-    of eq. 4 is in the gradient already, which is a mean over the non-zero samples.
+    The signal fraction is n ḡ² / (n ḡ² + σ²). With σ² = v̄ − ḡ² this equals n ḡ² / (v̄ + (n−1) ḡ²) of the paper. The
+    factor n/(n−z) of eq. 4 is not needed, since gradients are means over samples with a non-zero gradient.
+
+    Args:
+        mean: the moving averages.
+        count: number of samples n, or n − z_i per coordinate.
+        config: the constants.
+
+    Returns:
+        The learning rate of each coordinate.
+
+    >>> round(rate(Moments(grad=1.0, grad_sq=2.0, curv=4.0, curv_sq=16.0), count=1), 4)  # half of it is noise
+    0.125
     """
     fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
     if config.normalize_curvature:
@@ -98,7 +132,7 @@ def learn(
     config: Paper = PAPER,
     shared: Callable[[Moments], Moments] | None = None,
 ) -> tuple[State, Info]:
-    """The statistics after a minibatch, and the rates that follow from them: all of `update` but the step itself."""
+    """Return the state after a minibatch, and its learning rates. Arguments as in `update`, which also steps."""
     learning = (count > 0) & (state.seen >= config.bootstrap)
     outlier = (
         learning & config.detect_outliers & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
@@ -119,33 +153,42 @@ def update(
     config: Paper = PAPER,
     shared: Callable[[Moments], Moments] | None = None,
 ) -> tuple[Array, State, Info]:
-    """One pass through the loop of Algorithm 1.
+    """Take one step of Algorithm 1.
 
     Args:
-        theta: θ, the parameters.
-        state: what `init` or the last update returned.
-        batch: this minibatch's moments; the curvature measured at the offset that `probe` names.
-        count: its number of samples n, or n − z_i per coordinate. Where it is 0 nothing changes.
-        config: `PAPER` by default.
-        shared: lets the coordinates of a block share their statistics (see `share_within`); None: each has its own.
+        theta: the parameters θ.
+        state: the state that `init` or the last step returned.
+        batch: moments of the minibatch, with curvatures measured at the offset that `probe` returned.
+        count: its number of samples n, or n − z_i per coordinate. Coordinates with count 0 do not change.
+        config: the constants.
+        shared: a function that shares statistics within blocks of coordinates (see `share_within`), or None.
 
     Returns:
-        The new parameters, the new state, and the rates and outliers of this update.
+        The new parameters, the new state, and the learning rates and outliers of this step.
+
+    >>> theta, state = 1.0, init(1.0)
+    >>> for _ in range(20):  # the loss ½θ² without noise
+    ...     theta, state, info = update(theta, state, Moments(theta, theta**2, 1.0, 1.0), 1)
+    >>> abs(theta) < 0.01
+    True
     """
     state, info = learn(state, batch, count, config, shared)
     return theta - info.rate * batch.grad, state, info
 
 
 def evaluation_point(theta: Array, state: State) -> Array:
-    """The iterate itself."""
+    """Return θ: the algorithm does not average its iterates."""
     return theta
 
 
 def share_within(labels: Any) -> Callable[[Moments], Moments]:
-    """Let coordinates (the last axis) with the same label share one rate: vSGD-b, or vSGD-g with one label for all.
+    """Return a function that shares one learning rate among the coordinates of a block: vSGD-b.
 
-    η_b = Σ ḡ_i² / (h⁺ Σ v̄_i): the strength of the whole gradient of a block against its noise, and the upper bound
-    h⁺ = max h̄_i of its curvatures. Pass the result to `update` as `shared`.
+    One label for all coordinates is vSGD-g. The rate is η_b = Σ ḡ_i² / (h⁺ Σ v̄_i), with the upper bound h⁺ = max h̄_i
+    of the curvatures. Pass the function to `update` as `shared`.
+
+    Args:
+        labels: the block of each coordinate. Coordinates are the last axis of arrays.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Linear models on files of any size: `vsgd fit`, `predict` and `score` read them in chunks, `vsgd merge` merges."""
+"""The commands `vsgd fit`, `predict`, `score` and `merge`: linear models on files that are larger than memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS = "CSV or svmlight (.svm, .libsvm, .svmlight), gzipped or not, or Parque
 
 
 def later(name: str) -> Callable[[argparse.Namespace], None]:
-    """A command that loads what it needs when it is run, so that other commands need not have it."""
+    """Return a command that imports its dependencies when it runs. Other commands then work without them."""
 
     def run(arguments: argparse.Namespace) -> None:
         try:
@@ -40,7 +40,7 @@ def later(name: str) -> Callable[[argparse.Namespace], None]:
 
 
 def add_commands(commands: Any) -> None:
-    """Add the four to what `ArgumentParser.add_subparsers` returned; each sets `run`."""
+    """Add the four commands to the result of `ArgumentParser.add_subparsers`. Each sets `run`."""
     model = argparse.ArgumentParser(add_help=False)
     model.add_argument("--model", type=Path, required=True, help="file of the trained model, .npz")
     rows = argparse.ArgumentParser(add_help=False)
@@ -51,7 +51,7 @@ def add_commands(commands: Any) -> None:
         "--delimiter",
         type=delimiter_argument,
         metavar="CHARACTER",
-        help="what separates the cells of CSV; tab is a tab (default: detected among , ; | and tab)",
+        help="character between the cells of CSV, or the word tab (default: detected among , ; | and tab)",
     )
     rows.add_argument("--skip-bad-lines", action="store_true", help="count and skip lines that cannot be read")
     data = argparse.ArgumentParser(add_help=False)
@@ -67,32 +67,37 @@ def add_commands(commands: Any) -> None:
         type=columns_argument,
         default=[],
         metavar="NAME=KIND,...",
-        help="kinds of columns where the guess is wrong: number, date, category, text or ignore",
+        help="kinds of columns, where detection is wrong: number, date, category, text or ignore",
     )
     command.add_argument(
         "--text", action="append", default=[], metavar="COLUMN", help="short for --columns COLUMN=text"
     )
-    command.add_argument("--category", action="append", default=[], metavar="COLUMN", help="and for COLUMN=category")
+    command.add_argument(
+        "--category", action="append", default=[], metavar="COLUMN", help="short for --columns COLUMN=category"
+    )
     command.add_argument(
         "--hash-bits",
         type=at_least(1, MAX_HASH_BITS),
-        help=f"2^this columns for words and names (default: {DEFAULT.hash_bits})",
+        help=f"words and categories are hashed into 2^BITS columns (default: {DEFAULT.hash_bits})",
+        metavar="BITS",
     )
-    command.add_argument("--penalty", choices=[*PENALTY_OF], help=f"on the coefficients (default: {DEFAULT.penalty})")
+    command.add_argument(
+        "--penalty", choices=[*PENALTY_OF], help=f"penalty on the coefficients (default: {DEFAULT.penalty})"
+    )
     command.add_argument(
         "--alpha", type=number_between(0, MAX_ALPHA), help=f"weight of the penalty (default: {DEFAULT.alpha:g})"
     )
     command.add_argument(
         "--l1-ratio",
         type=number_between(0, 1),
-        help=f"share of L1 in the penalty elasticnet (default: {DEFAULT.l1_ratio:g})",
+        help=f"fraction of L1 in the penalty elasticnet (default: {DEFAULT.l1_ratio:g})",
     )
     command.add_argument(
         "--max-model-gb",
         type=positive_number,
         default=4.0,
         metavar="GB",
-        help="refuse to begin a model that takes more memory than this (default: 4)",
+        help="maximum memory of the model; larger models are an error (default: 4)",
     )
     command.add_argument("--passes", type=at_least(1), default=5, help="passes over the files (default: 5)")
     command.add_argument(
@@ -102,26 +107,28 @@ def add_commands(commands: Any) -> None:
         help="processes that share several files and merge their models after each pass (default: 1)",
     )
     command.add_argument("--batch-size", type=at_least(1), help=f"rows per update (default: {DEFAULT.batch_size})")
-    command.add_argument("--seed", type=at_least(0, LARGEST_SEED), help=f"(default: {DEFAULT.seed})")
     command.add_argument(
-        "--resume", action="store_true", help="go on after the last pass that the model file has, with its settings"
+        "--seed", type=at_least(0, LARGEST_SEED), help=f"seed of shuffling and probes (default: {DEFAULT.seed})"
+    )
+    command.add_argument(
+        "--resume", action="store_true", help="continue after the last pass in the model file, with its settings"
     )
     command.set_defaults(run=later("fit"))
 
     command = commands.add_parser(
         "merge",
         parents=[model],
-        help="merge models that learned from different files",
-        description="Write the model that knows what several models know. Each coefficient is weighted by the number "
-        "of rows that each model has seen its column in, and by their curvature. The models must have the same "
-        "columns, classes, loss and settings. `vsgd fit --resume` can go on from the result.",
+        help="merge models of different files",
+        description="Write one model from several models of different files. Each coefficient is a mean, weighted by "
+        "the number of rows in which a model has seen the column, and by their curvature. The models must have the "
+        "same columns, classes, loss and settings. `vsgd fit --resume` can continue from the result.",
     )
     command.add_argument("models", type=Path, nargs="+", help="models of `vsgd fit`, .npz")
-    command.add_argument("--base", type=Path, help="the model that all of them went on from with --resume")
+    command.add_argument("--base", type=Path, help="the model that all of them continued from with --resume")
     command.set_defaults(run=later("merge"))
 
     command = commands.add_parser("predict", parents=[data, model, rows], help="write a prediction per row")
-    command.add_argument("--out", type=Path, help="file to write (default: the terminal)")
+    command.add_argument("--out", type=Path, help="file to write (default: standard output)")
     command.add_argument(
         "--probabilities",
         action="store_true",

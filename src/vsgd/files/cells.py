@@ -1,4 +1,4 @@
-"""What the cells of a file mean: numbers, missing values, names and words."""
+"""Convert the cells of a file: numbers, dates, missing values, categories and words."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ MISSING = frozenset([
     "NULL", "NaN", "None", "n/a", "nan", "null",
 ])
 # fmt: on
-"""What stands for a missing value, as in `pandas.read_csv`."""
+"""Texts that represent a missing value, as in `pandas.read_csv`."""
 
 LONGEST_SHOWN = 40
 
 
 class BadRow(Exception):
-    """A row that cannot be read; the reader knows its line."""
+    """A row that cannot be read. The reader adds the number of its line to the message."""
 
 
 class Example(NamedTuple):
-    """The elements of a row, and its target as the kernel wants it; NaN if there is none."""
+    """The elements of a row, and its target as a number; NaN without a target."""
 
     columns: Any
     values: Any
@@ -45,44 +45,54 @@ class Example(NamedTuple):
 
 
 def shown(text: str) -> str:
-    """A cell as it stands in a message."""
+    """Return a cell in quotes for a message, shortened if it is long."""
     return repr(text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…")
 
 
 def is_missing(text: str) -> bool:
+    """Return whether a cell is a missing value."""
     return text.strip() in MISSING
 
 
 def finite(text: str, value: float, place: str) -> float:
-    """The value, if the kernel can learn from it."""
+    """Return the value.
+
+    Raises:
+        BadRow: if it is not finite or too large.
+    """
     if not math.isfinite(value):
         raise BadRow(f"{shown(text)}{place} is not finite")
     if abs(value) > LARGEST_VALUE:
-        raise BadRow(f"{shown(text)}{place} is too large: {LARGEST_VALUE:g} is the most")
+        raise BadRow(f"{shown(text)}{place} is too large: {LARGEST_VALUE:g} is the maximum")
     return value
 
 
 def plain_float(text: str) -> float:
-    """Python's `float`, but for the underscores that it allows."""
+    """Convert a text like Python's `float`, but raise ValueError for underscores."""
     if "_" in text:
         raise ValueError(f"{shown(text)} is not a number")
     return float(text)
 
 
 def number(text: str, name: str) -> float:
-    """The number in a cell of this column; NaN if it is missing."""
+    """Return the number in a cell of this column; NaN if it is missing.
+
+    Raises:
+        BadRow: if the cell is not a number.
+    """
     if is_missing(text):
         return math.nan
     try:
         value = plain_float(text)
     except ValueError:
         raise BadRow(
-            f"{shown(text)} in column {name!r} is not a number (--columns {name}=category takes it as a name)"
+            f"{shown(text)} in column {name!r} is not a number (--columns {name}=category reads it as a category)"
         ) from None
     return value if math.isnan(value) else finite(text, value, f" in column {name!r}")
 
 
 def is_number(text: str) -> bool:
+    """Return whether a cell is a number."""
     try:
         plain_float(text)
     except ValueError:
@@ -91,13 +101,14 @@ def is_number(text: str) -> bool:
 
 
 def is_date(text: str) -> bool:
+    """Return whether a cell is an ISO 8601 date or time stamp."""
     return days_since_1970(text) is not None
 
 
 def days_since_1970(text: str) -> float | None:
-    """Return an ISO 8601 date or time stamp in days since 1970-01-01 UTC; None if it is neither.
+    """Return an ISO 8601 date or time stamp in days since 1970-01-01 UTC, or None.
 
-    A time stamp without an offset is taken as UTC.
+    A time stamp without an offset is interpreted as UTC.
     """
     match = DATE.fullmatch(text.strip())
     if match is None:
@@ -117,20 +128,24 @@ def days_since_1970(text: str) -> float | None:
 
 
 def day(text: str, name: str) -> float:
-    """Return the date in a cell of this column as a number; NaN if it is missing."""
+    """Return the date in a cell of this column as a number; NaN if it is missing.
+
+    Raises:
+        BadRow: if the cell is not a date.
+    """
     if is_missing(text):
         return math.nan
     days = days_since_1970(text)
     if days is None:
         raise BadRow(
             f"{shown(text)} in column {name!r} is not a date such as 2024-05-31 or 2024-05-31T12:00:00Z "
-            f"(--columns {name}=category takes it as a name)"
+            f"(--columns {name}=category reads it as a category)"
         )
     return days
 
 
 def numbers(cells: Sequence[str], names: Sequence[str]) -> Any:
-    """The numbers in the cells of a row; missing ones are NaN."""
+    """Return the numbers in the cells of a row; missing ones are NaN."""
     try:
         values = np.fromiter(map(float, cells), float, len(cells))
     except ValueError:
@@ -142,7 +157,7 @@ def numbers(cells: Sequence[str], names: Sequence[str]) -> Any:
 
 
 def hashed_name(name: str, cell: str, buckets: int) -> int:
-    """Return the hashed column of a category; a missing one is a category of its own."""
+    """Return the hashed column of a category. Missing cells are one category."""
     return zlib.crc32((f"{name}=" if is_missing(cell) else f"{name}={cell}").encode()) % buckets
 
 

@@ -1,4 +1,4 @@
-"""What `vsgd fit`, `vsgd merge`, `vsgd predict` and `vsgd score` do."""
+"""The commands `vsgd fit`, `vsgd merge`, `vsgd predict` and `vsgd score`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vsgd.files.merging import merge as merge_models
 from vsgd.files.passes import passes_over
 from vsgd.files.reading import Chunk, Source, check_format, chunks
 from vsgd.files.scan import Scan, guess_schema, scan
-from vsgd.files.settings import DEFAULT, Settings, kinds_said, refuse_other_settings, settings_of
+from vsgd.files.settings import DEFAULT, Settings, given_kinds, refuse_other_settings, settings_of
 from vsgd.files.sources import is_pipe
 from vsgd.files.storage import (
     Trained,
@@ -32,9 +32,9 @@ from vsgd.files.storage import (
     save,
     task_of,
 )
-from vsgd.files.targets import Spread, r_squared, reader_of, spread_over
+from vsgd.files.targets import SquaredDeviations, add_values, r_squared, reader_of
 from vsgd.linear import new_model
-from vsgd.linear.gate import MOST_COLUMNS
+from vsgd.linear.gate import MAX_COLUMNS
 from vsgd.linear.losses import EXPONENTIAL_LINK, LARGEST_LOG_MEAN
 from vsgd.linear.model import ROWS
 from vsgd.linear.probabilities import WITH_PROBABILITIES, probabilities
@@ -42,11 +42,16 @@ from vsgd.linear.training import coefficients, mean_loss
 
 
 def source_of(arguments: argparse.Namespace) -> Source:
+    """Return the file of a command that reads one file."""
     return Source(arguments.data, arguments.skip_bad_lines, arguments.delimiter)
 
 
 def sources_of(arguments: argparse.Namespace) -> list[Source]:
-    """The files to learn from, all of the format and the columns of the first."""
+    """Return the training files.
+
+    Raises:
+        UserError: if one of them is a pipe or the model file.
+    """
     sources = [Source(path, arguments.skip_bad_lines, arguments.delimiter) for path in arguments.data]
     for source in sources:
         if is_pipe(source.path):
@@ -60,44 +65,49 @@ def sources_of(arguments: argparse.Namespace) -> list[Source]:
 
 
 def bad_lines(count: int) -> str:
+    """Return "1 bad line" or "2 bad lines"."""
     return f"{count} bad line{'s' if count > 1 else ''}"
 
 
 def check_room(columns: int, outputs: int, jobs: int, max_gigabytes: float) -> None:
-    """Refuse a model that is larger than the limit, or that memory has no room for."""
+    """Raise UserError if a model is larger than the limit or than the available memory."""
     size = model_bytes(columns, outputs)
-    copies = 1 if jobs == 1 else 2 + 2 * jobs  # itself, what is written of it, and what each process has and sends
-    if columns > MOST_COLUMNS or size > 1e9 * max_gigabytes:
+    copies = 1 if jobs == 1 else 2 + 2 * jobs  # the model, its serialized form, and both of these in each process
+    if columns > MAX_COLUMNS or size > 1e9 * max_gigabytes:
         raise UserError(
             f"a model of {columns:,} columns and {outputs} outputs takes {size / 1e9:.3g} GB, and {max_gigabytes:g} GB "
-            f"is the limit (--max-model-gb). Number the columns of svmlight without gaps, or take fewer --hash-bits."
+            f"is the limit (--max-model-gb). Number the columns of svmlight without gaps, or lower --hash-bits."
         )
     if copies * size > available_memory():
         raise UserError(
             f"a model of {columns:,} columns and {outputs} outputs takes {copies * size / 1e9:.3g} GB with --jobs "
-            f"{jobs}, and there are {available_memory() / 1e9:.3g} GB of memory. Take fewer --hash-bits or --jobs."
+            f"{jobs}, and {available_memory() / 1e9:.3g} GB of memory are available. Lower --hash-bits or --jobs."
         )
 
 
 def begin(found: Scan, settings: Settings, jobs: int, max_gigabytes: float) -> Trained:
-    """Return a model that has not been trained."""
+    """Return an untrained model."""
     task, outputs = task_of(settings.loss, len(found.classes)), outputs_of(len(found.classes))
     check_room(found.schema.columns + 1, outputs, jobs, max_gigabytes)
-    kept = {name: value for name, value in settings._asdict().items() if name != "hash_bits"}
+    stored = {name: value for name, value in settings._asdict().items() if name != "hash_bits"}
     trained = Trained(
         model=new_model(found.schema.columns + 1, outputs, task, COLUMNS, settings.seed),
         schema=found.schema,
         classes=found.classes,
         passes=0,
         rows=0,
-        **kept,
+        **stored,
     )
     check_header_length(trained)
     return trained
 
 
 def resume(arguments: argparse.Namespace, sources: list[Source]) -> tuple[Trained, Scan]:
-    """The model of an earlier fit, if this one asks for the same."""
+    """Return the model of an earlier fit, and a scan of the files.
+
+    Raises:
+        UserError: if settings, columns or classes differ from those of the earlier fit.
+    """
     if is_stream(arguments.model):
         raise UserError(f"--resume reads the model again, so {arguments.model} must be a regular file")
     trained = load(arguments.model)
@@ -110,7 +120,7 @@ def resume(arguments: argparse.Namespace, sources: list[Source]) -> tuple[Traine
 
 
 def fit(arguments: argparse.Namespace) -> None:
-    """Train a linear model on files, in several passes of constant memory."""
+    """Train a linear model on files, in several passes and bounded memory."""
     sources = sources_of(arguments)
     check_writable(arguments.model)
     report = say if descriptor_of(arguments.model) == 1 else print
@@ -118,7 +128,7 @@ def fit(arguments: argparse.Namespace) -> None:
         trained, found = resume(arguments, sources)
     else:
         settings = settings_of(arguments)
-        schema, line = guess_schema(sources[0], arguments.target, kinds_said(arguments), settings.hash_bits)
+        schema, line = guess_schema(sources[0], arguments.target, given_kinds(arguments), settings.hash_bits)
         report(line)
         found = scan(sources, schema, settings.loss)
         trained = begin(found, settings, min(arguments.jobs, len(sources)), arguments.max_model_gb)
@@ -137,7 +147,7 @@ def fit(arguments: argparse.Namespace) -> None:
 
 
 def merge(arguments: argparse.Namespace) -> None:
-    """Write the model that knows what several models know."""
+    """Write one model from several models of different files."""
     given = [*arguments.models, *([] if arguments.base is None else [arguments.base])]
     for path in given:
         refuse_same(arguments.model, path, "one of the models to merge")
@@ -155,7 +165,7 @@ def merge(arguments: argparse.Namespace) -> None:
 
 
 def predictions(arguments: argparse.Namespace, trained: Trained, with_targets: bool) -> Iterator[tuple[Chunk, Any]]:
-    """Chunks of the file and their margins, rows × outputs."""
+    """Yield chunks of the file and their margins, rows × outputs."""
     check_format(arguments.data, trained.schema)
     read_target = reader_of(trained.loss, trained.classes) if with_targets else None
     theta = coefficients(trained.model, trained.task)
@@ -164,15 +174,17 @@ def predictions(arguments: argparse.Namespace, trained: Trained, with_targets: b
 
 
 def predicted_classes(margins: Any) -> Any:
+    """Return the number of the predicted class of each row."""
     return (margins[:, 0] > 0).astype(int) if margins.shape[1] == 1 else margins.argmax(axis=1)
 
 
 def predicted_numbers(trained: Trained, margins: Any) -> Any:
+    """Return the predicted number of each row; with the Poisson and Gamma losses, the mean."""
     return np.exp(np.minimum(margins[:, 0], LARGEST_LOG_MEAN)) if trained.loss in EXPONENTIAL_LINK else margins[:, 0]
 
 
 def written(trained: Trained, margins: Any, with_probabilities: bool) -> list[list[str]]:
-    """Return a line per row: the label as in the training data, the number, or the probability of each class."""
+    """Return the cells of a line per row: the label as in the data, the number, or the probability of each class."""
     if with_probabilities:
         return [[*map(repr, row)] for row in probabilities(margins, trained.loss, softmax=False).tolist()]
     if trained.classes:
@@ -187,7 +199,7 @@ def as_csv(rows: Iterable[list[str]]) -> bytes:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    """Write one prediction per row, in the order of the file, as CSV; an empty line for a row that is skipped.
+    """Write one prediction per row as CSV, in the order of the file. A skipped row gives an empty line.
 
     Probabilities have a column per class, and a header that names the classes.
     """
@@ -210,11 +222,11 @@ def predict(arguments: argparse.Namespace) -> None:
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Print the mean loss, and the share of rows predicted right or the share of variance explained."""
+    """Print the mean loss, and the accuracy or R²."""
     trained = load(arguments.model)
     loss, right, error = 0.0, 0, 0.0
     rows = 0
-    spread: Spread | None = None
+    deviations: SquaredDeviations | None = None
     for chunk, margins in predictions(arguments, trained, with_targets=True):
         count = len(chunk.y)
         if count == 0:
@@ -226,12 +238,12 @@ def score(arguments: argparse.Namespace) -> None:
             right += int((predicted_classes(margins) == place).sum())
         else:
             error += float(((predicted_numbers(trained, margins) - chunk.y) ** 2).sum())
-            spread = spread_over(spread, chunk.y)
+            deviations = add_values(deviations, chunk.y)
     if rows == 0:
         raise UserError(f"{arguments.data} has no rows")
     print(f"rows {rows}")
     print(f"{trained.loss} {loss / rows:.6g}")
-    if spread is None:
+    if deviations is None:
         print(f"accuracy {right / rows:.6g}")
     else:
-        print(f"R2 {r_squared(error, spread):.6g}")
+        print(f"R2 {r_squared(error, deviations):.6g}")

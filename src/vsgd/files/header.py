@@ -1,4 +1,4 @@
-"""The header of a model file, field by field: each is of its type and in its range, and they fit together."""
+"""Validation of the header of a model file: types, ranges, and consistency of its fields."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from vsgd.arguments import LARGEST_SEED
 from vsgd.files.settings import MAX_ALPHA, MAX_HASH_BITS, PENALTY_OF
 from vsgd.files.tables import MAX_NAME
 from vsgd.files.targets import MAX_CLASSES, MAX_TARGET, classes_of
-from vsgd.linear.gate import LARGEST_VALUE, MOST_COLUMNS
+from vsgd.linear.gate import LARGEST_VALUE, MAX_COLUMNS
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION
 
 Holds = Callable[[Any], bool]
+"""A predicate on the value of a field."""
 
 
 class Refused(Exception):
-    """Why a model file is not used."""
+    """The reason why a model file is invalid."""
 
 
 def whole(least: int, most: int) -> Holds:
@@ -63,7 +64,7 @@ SCHEMA: dict[str, Holds] = {
     "texts": are_texts(MAX_NAME),
     "means": are_means,
     "hash_bits": whole(0, MAX_HASH_BITS),
-    "columns": whole(0, MOST_COLUMNS),
+    "columns": whole(0, MAX_COLUMNS),
 }
 
 
@@ -77,7 +78,7 @@ def check_fields(fields: dict[str, Any], description: dict[str, Holds]) -> None:
 
 
 def check_header(header: dict[str, Any]) -> None:
-    """Refuse a header that no model could have."""
+    """Raise Refused if a header is invalid."""
     check_fields(header, FIELDS)
     schema = header["schema"]
     check_fields(schema, SCHEMA)

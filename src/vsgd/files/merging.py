@@ -1,4 +1,4 @@
-"""Model files that learned from different rows become one."""
+"""Merge model files that were trained on different rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vsgd.linear.model import ROWS
 
 
 def settings_of(trained: Trained) -> dict[str, Any]:
-    """What models must have in common to be merged."""
+    """Return the properties that merged models must share."""
     schema = trained.schema
     return {
         "format": schema.format,
@@ -37,7 +37,7 @@ def settings_of(trained: Trained) -> dict[str, Any]:
 
 
 def check_alike(paths: Sequence[Path], models: Sequence[Trained]) -> None:
-    """Refuse models that are not for the same columns, classes and loss, or were begun with other settings."""
+    """Raise UserError unless all models share columns, classes, loss and settings."""
     first = settings_of(models[0])
     for path, trained in zip(paths[1:], models[1:], strict=True):
         for name, value in settings_of(trained).items():
@@ -49,7 +49,7 @@ def check_alike(paths: Sequence[Path], models: Sequence[Trained]) -> None:
 
 
 def mean_of_missing(models: Sequence[Trained], base: Trained | None) -> list[float]:
-    """What stands for missing numbers: the means of the models, weighted by their rows."""
+    """Return the replacements of missing numbers: means of those of the models, weighted by their rows."""
     before = 0 if base is None else base.model.progress[ROWS]
     rows = np.array([trained.model.progress[ROWS] - before for trained in models], float)
     means = np.array([trained.schema.means for trained in models])
@@ -59,7 +59,7 @@ def mean_of_missing(models: Sequence[Trained], base: Trained | None) -> list[flo
 
 
 def merge(models: Sequence[Trained], base: Trained | None = None) -> Trained:
-    """The model that knows what all of them know; `vsgd fit --resume` goes on after its last pass."""
+    """Return one model from several. `vsgd fit --resume` continues after its last pass."""
     merged = merge_models([trained.model for trained in models], None if base is None else base.model)
     return models[0]._replace(
         model=merged,

@@ -1,8 +1,8 @@
 """Rows of Parquet files as text, in bounded memory.
 
-A small file can hold a large table: pages are compressed, and a value that repeats is stored once, in a dictionary. So
-the size of every page is read from its header before pyarrow decompresses it, dictionaries are not expanded, and the
-number of rows that are read at once follows from the bytes in the pages, not from the number of cells alone.
+A small file can hold a large table: pages are compressed, and a repeated value is stored once, in a dictionary. Memory
+is bounded in three ways. The size of every page is read from its header before pyarrow decompresses it. Dictionaries
+are not expanded. The number of rows per batch is computed from the bytes of the pages, not only from the cells.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ MAX_PAGES = 1 << 28
 """Maximum number of bytes in the largest pages of all columns together: pyarrow has one page of each in memory."""
 
 BATCH_BYTES = 1 << 26
-"""Rows that are read at once have about this number of bytes."""
+"""Approximate number of bytes of the rows that are read at once."""
 
 BYTE_ARRAY, FIXED_LENGTH_BYTE_ARRAY = 6, 7
-"""Physical types whose values can be long, as numbered in the specification of Parquet; so are the encodings."""
+"""Physical types whose values can be long. The specification of Parquet numbers types and encodings."""
 
 DICTIONARY_ENCODINGS = frozenset([0, 2, 3, 4, 8])
-"""Encodings that pyarrow can read as a dictionary: all but differences."""
+"""Encodings that pyarrow can read as a dictionary: all except delta encodings."""
 
 FOOTER_END = 8
-"""Bytes at the end of a file: the length of the footer, and a mark."""
+"""Bytes at the end of a file: the length of the footer, and the letters PAR1."""
 
 DICTIONARY_PAGE = 2
 DELTA_BYTE_ARRAY = 7
-"""An encoding in which a value repeats the beginning of the one before, so that it can expand."""
+"""An encoding in which a value can repeat the beginning of the previous one, so values can be longer than stored."""
 
 MAX_HEADER = 1 << 24
 """Maximum length of a page header, in bytes; pyarrow has the same limit."""
 
 MAX_DEPTH = 8
-"""Of structures in a page header."""
+"""Maximum depth of nested structures in a page header."""
 
 
 class ColumnChunk(NamedTuple):
     """A column in a row group.
 
     Attributes:
-        path: name of the column; of a part of a nested one, names with dots between.
-        physical_type: as numbered in the specification of Parquet.
-        encodings: of all its pages.
+        path: name of the column; of a part of a nested column, names joined by dots.
+        physical_type: number in the specification of Parquet.
+        encodings: encodings of all its pages.
         values: number of values.
-        start, end: where its pages stand in the file.
+        start, end: range of its pages in the file, in bytes.
     """
 
     path: str
@@ -69,12 +69,12 @@ class ColumnChunk(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What a page header says.
+    """The content of a page header.
 
     Attributes:
         size: bytes after decompression.
         values: number of values; 0 for a dictionary.
-        encoding: of the values, as numbered in the specification of Parquet.
+        encoding: encoding of the values, by its number in the specification of Parquet.
     """
 
     size: int
@@ -84,7 +84,7 @@ class Page(NamedTuple):
 
 @contextlib.contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
-    """Report in one line whatever damage makes pyarrow raise, which is more than its own exceptions."""
+    """Raise UserError for any exception. On damaged files, pyarrow raises more than its own exceptions."""
     try:
         yield
     except (UserError, MemoryError):
@@ -92,7 +92,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or first_line(error)}") from None
     except Exception as error:
-        raise UserError(f"{path} is damaged, or not Parquet that can be read: {first_line(error)}") from None
+        raise UserError(f"{path} is damaged, or not a supported Parquet file: {first_line(error)}") from None
 
 
 def first_line(error: Exception) -> str:
@@ -106,7 +106,7 @@ def parquet_table(path: Path) -> Table:
     except ModuleNotFoundError:
         raise UserError("Parquet files need pyarrow: pip install pyarrow") from None
     if path.suffix == ".gz":
-        raise UserError(f"{path} cannot be read as it is: Parquet is compressed within. gunzip it first.")
+        raise UserError(f"{path} cannot be read: gzipped Parquet is not supported. Decompress it with gunzip.")
     with parquet_errors(path):
         check_input(path)
         if is_pipe(path):
@@ -123,9 +123,9 @@ def parquet_table(path: Path) -> Table:
 
 
 def row_groups_of(raw: IO[bytes]) -> list[list[ColumnChunk]]:
-    """Return the column chunks of each row group, by the footer of a file.
+    """Return the column chunks of each row group, read from the footer of a file.
 
-    `pyarrow.parquet.FileMetaData` would have them, too, but ends the process where some fields are damaged.
+    `pyarrow.parquet.FileMetaData` also has them, but it ends the process if some fields are damaged.
     """
     size = raw.seek(0, io.SEEK_END)
     raw.seek(max(0, size - FOOTER_END))
@@ -147,7 +147,7 @@ def column_chunk(fields: dict[int, Any]) -> ColumnChunk:
 
 
 def dictionary_columns(groups: list[list[ColumnChunk]]) -> frozenset[str]:
-    """Return the columns of strings or bytes that pyarrow can read as dictionaries, whatever they are stored as."""
+    """Return the columns of strings or bytes that pyarrow can read as dictionaries."""
     chunks = [chunk for group in groups for chunk in group if chunk.physical_type == BYTE_ARRAY]
     others = {chunk.path for chunk in chunks if not chunk.encodings <= DICTIONARY_ENCODINGS}
     return frozenset(chunk.path for chunk in chunks) - others
@@ -173,15 +173,20 @@ def parquet_rows(
 def batch_rows(
     path: Path, raw: IO[bytes], chunks: list[ColumnChunk], group: int, names: set[str], compact: frozenset[str]
 ) -> int:
-    """Return how many rows of a row group to read at once.
+    """Return the number of rows of a row group to read at once.
 
-    A batch of a column has at most `density` bytes for each row, and one more page at each of its ends.
+    A batch of a column has at most `density` bytes per row, and one more page at each of its ends.
 
     Args:
+        path: name of the file, for messages.
+        raw: the file.
         chunks: the columns of the row group.
         group: number of the row group, for messages.
-        names: of the columns that are read.
-        compact: of those among them that are read as dictionaries.
+        names: names of the columns to read.
+        compact: names of the columns that are read as dictionaries.
+
+    Raises:
+        UserError: if the pages are larger than `MAX_PAGES`.
     """
     largest, density = 0, 1.0
     for chunk in chunks:
@@ -191,7 +196,7 @@ def batch_rows(
         largest += max((page.size for page in pages), default=0)
         density += max((page.size / page.values for page in pages if page.values), default=0.0)
         if chunk.physical_type in (BYTE_ARRAY, FIXED_LENGTH_BYTE_ARRAY) and chunk.path not in compact:
-            # a value can be as long as a whole page that is a dictionary or holds differences
+            # a value can be as long as a whole page if the page is a dictionary or delta encoded
             density += max(
                 (page.size for page in pages if not page.values or page.encoding == DELTA_BYTE_ARRAY), default=0
             )
@@ -204,7 +209,7 @@ def batch_rows(
 
 
 def pages_of(raw: IO[bytes], chunk: ColumnChunk) -> Iterator[Page]:
-    """Yield what the headers of the pages of a column chunk say."""
+    """Yield the page headers of a column chunk."""
     at, found = chunk.start, 0
     while at < chunk.end and found < chunk.values:
         fields, length = read_header(raw, at)
@@ -221,7 +226,7 @@ def pages_of(raw: IO[bytes], chunk: ColumnChunk) -> Iterator[Page]:
 
 
 def read_header(raw: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of the page header at this place in a file, and its length."""
+    """Return the fields of the page header at an offset in a file, and its length in bytes."""
     for room in (1 << 10, MAX_HEADER):
         raw.seek(at)
         content = raw.read(room)
@@ -247,7 +252,7 @@ def read_integer(content: bytes, at: int) -> tuple[int, int]:
 
 
 def read_structure(content: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of a structure in Thrift's compact protocol by their numbers, and where it ends."""
+    """Return the fields of a structure in Thrift's compact protocol by number, and the offset of its end."""
     fields: dict[int, Any] = {}
     number = 0
     while content[at]:
@@ -291,7 +296,7 @@ def read_list(content: bytes, at: int, depth: int) -> tuple[list[Any], int]:
 
 
 def as_text(column: Any) -> Sequence[str]:
-    """Return the cells of a column of any flat type; a null is an empty one. Equal cells are one object."""
+    """Return the cells of a column of any flat type as text. Nulls are empty. Equal dictionary entries are shared."""
     import pyarrow
 
     if isinstance(column, pyarrow.DictionaryArray):

@@ -1,4 +1,4 @@
-"""Passes over files: one after the other in this process, or side by side in several and merged."""
+"""Passes over files, in this process or in several processes whose models are merged."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vsgd.files.targets import reader_of
 from vsgd.linear import Training, as_rows, train_on
 
 ENDING_SECONDS = 10
-"""How long a process may take to end before it is killed."""
+"""Seconds that a process may take to end before it is killed."""
 
 
 class Passed(NamedTuple):
-    """A model after a pass, the mean loss of the rows before they were learned from, and bad lines."""
+    """A model after a pass, the mean loss of rows before their update, the number of rows, and of bad lines."""
 
     trained: Trained
     loss: float
@@ -38,11 +38,13 @@ OnePass = Callable[[Trained], Passed]
 
 
 def one_pass(sources: Sequence[Source], trained: Trained, part: tuple[int, ...], rows: int) -> Passed:
-    """Learn from every chunk once, its rows shuffled; the model is changed in place.
+    """Train on every chunk once, with its rows shuffled. The model is changed in place.
 
     Args:
-        part: the number of the part, empty if there is only one; each shuffles its own way.
-        rows: of all sources, for the progress bar; 0 for none.
+        sources: the files.
+        trained: the model.
+        part: number of the part, for the seed of shuffling; empty if there is only one.
+        rows: number of rows of all files, for the progress bar; 0 for no progress bar.
     """
     total, seen, skipped = 0.0, 0, 0
     training = Training(trained.task._replace(fresh=trained.passes == 0), COLUMNS, trained.batch_size)
@@ -63,8 +65,8 @@ def one_pass(sources: Sequence[Source], trained: Trained, part: tuple[int, ...],
 
 
 def learn_part(connection: Connection, sources: Sequence[Source], part: int) -> None:
-    """What a process does: a pass with every model that it is sent, until no more comes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that is interrupted ends this one
+    """Run in a worker process: receive models and send them back after a pass, until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles interrupts and ends this process
     with contextlib.suppress(EOFError, OSError):
         while True:
             trained = connection.recv()
@@ -75,12 +77,12 @@ def learn_part(connection: Connection, sources: Sequence[Source], part: int) -> 
 
 
 def received(connection: Connection, sources: Sequence[Source]) -> Passed:
-    """What a process has learned, or the error that it ended with."""
+    """Return the result of a worker process, or raise the error that it sent."""
     try:
         passed = connection.recv()
     except (EOFError, OSError):
         raise UserError(
-            f"the process that reads {sources[0].path} ended before it was done. Is there memory for all --jobs?"
+            f"the process that reads {sources[0].path} ended unexpectedly, perhaps for lack of memory. Lower --jobs."
         ) from None
     if isinstance(passed, BaseException):
         raise passed
@@ -89,7 +91,7 @@ def received(connection: Connection, sources: Sequence[Source]) -> Passed:
 
 
 def merged(trained: Trained, learned: Sequence[Passed]) -> Passed:
-    """One pass from those over the parts."""
+    """Return one pass from the passes over the parts."""
     rows = sum(passed.rows for passed in learned)
     loss = sum(passed.loss * passed.rows for passed in learned) / max(rows, 1)
     model = merge([passed.trained for passed in learned], base=trained)
@@ -97,15 +99,15 @@ def merged(trained: Trained, learned: Sequence[Passed]) -> Passed:
 
 
 def parts_of(sources: Sequence[Source], jobs: int) -> list[list[Source]]:
-    """The files dealt out like cards, one part for each process."""
+    """Return the files of each process, distributed in turn."""
     return [list(sources[first::jobs]) for first in range(min(jobs, len(sources)))]
 
 
 @contextlib.contextmanager
 def passes_over(sources: Sequence[Source], jobs: int, rows: int) -> Iterator[OnePass]:
-    """A function that makes one pass over all files; with several jobs, each process has its own part of them.
+    """Yield a function that makes one pass over all files. With several jobs, each process reads a part of them.
 
-    The model depends on the number of parts, and on nothing else that processes bring with them.
+    The result depends on the number of parts, but not on the timing of the processes.
     """
     parts = parts_of(sources, jobs)
     if len(parts) == 1:
@@ -124,7 +126,7 @@ def passes_over(sources: Sequence[Source], jobs: int, rows: int) -> Iterator[One
 
         def side_by_side(trained: Trained) -> Passed:
             for here, _ in pipes:
-                with contextlib.suppress(OSError):  # that a process has ended is found when its answer is missing
+                with contextlib.suppress(OSError):  # `received` raises if a process has ended
                     here.send(trained)
             return merged(trained, [received(here, part) for (here, _), part in zip(pipes, parts, strict=True)])
 
@@ -136,7 +138,7 @@ def passes_over(sources: Sequence[Source], jobs: int, rows: int) -> Iterator[One
         raise
     finally:
         for here, _ in pipes:
-            here.close()  # which ends those that wait for a model
+            here.close()  # this ends processes that wait for a model
         for worker in workers:
             if worker.pid is not None:
                 worker.join(ENDING_SECONDS)

@@ -1,4 +1,4 @@
-"""Files in chunks of rows: svmlight, CSV and Parquet, gzipped or not. Never more than one chunk is in memory."""
+"""Read files in chunks of rows: svmlight, CSV and Parquet, gzipped or not. One chunk at a time is in memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from vsgd.files.targets import ReadTarget
 Made = TypeVar("Made")
 
 MAX_ELEMENTS = 1 << 22
-"""Maximum number of elements of a chunk, since rows may be long; each row counts as `ROW_ELEMENTS` more."""
+"""Maximum number of elements of a chunk, since rows may be long. Each row adds `ROW_ELEMENTS`."""
 
 ROW_ELEMENTS = 32
+"""Memory of a row beyond its elements, in units of elements."""
 
 
 class Chunk(NamedTuple):
-    """Some rows, their targets, and for every row that was read whether it is among them."""
+    """The good rows of a chunk, their targets, and whether each row of the file was good."""
 
     X: Any
     y: Any
@@ -35,7 +36,7 @@ class Chunk(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where rows come from, whether bad ones are skipped, and what separates cells of CSV; None to detect it."""
+    """A file, whether to skip bad rows, and the delimiter of CSV; None to detect it."""
 
     path: Path
     skip_bad_lines: bool
@@ -48,7 +49,11 @@ class Source(NamedTuple):
 def each(
     source: Source, unit: str, rows: Iterable[tuple[int, Any]], make: Callable[[Any], Made]
 ) -> Iterator[Made | None]:
-    """What is made of each row; for a bad one None, or an error that names it."""
+    """Yield `make(row)` for each row, and None for a skipped one.
+
+    Raises:
+        UserError: for a bad row, with its number, unless bad rows are skipped.
+    """
     for number, row in rows:
         try:
             if isinstance(row, BadRow):
@@ -56,14 +61,12 @@ def each(
             yield make(row)
         except BadRow as bad:
             if not source.skip_bad_lines:
-                raise UserError(
-                    f"{source.path}, {unit} {number}: {bad} (--skip-bad-lines goes on without it)"
-                ) from None
+                raise UserError(f"{source.path}, {unit} {number}: {bad} (--skip-bad-lines skips it)") from None
             yield None
 
 
 def check_format(path: Path, schema: Schema) -> None:
-    """A file of the other format would be read as nonsense; a pipe has no name to tell by."""
+    """Raise UserError if the name of a file shows another format than that of the model. Pipes are not checked."""
     if not is_pipe(path) and is_svmlight(path) != (schema.format == "svmlight"):
         wanted = f"svmlight files ({', '.join(SVMLIGHT)})" if schema.format == "svmlight" else "tables, not on svmlight"
         raise UserError(f"{path} cannot be used: the model was trained on {wanted}")
@@ -80,7 +83,7 @@ def no_target(text: str) -> float:
 
 
 def examples(source: Source, schema: Schema, read_target: ReadTarget | None) -> Iterator[Example | None]:
-    """Examples, and None for a row that is skipped. Without a `read_target` there need be no targets."""
+    """Return an iterator over examples, with None for a skipped row. Targets are read if `read_target` is given."""
     read = read_target or no_target
     if schema.format == "svmlight":
         lines = lines_of(blocks(source.path))
@@ -94,7 +97,7 @@ def examples(source: Source, schema: Schema, read_target: ReadTarget | None) -> 
 def chunks(source: Source, schema: Schema, rows: int, read_target: ReadTarget | None) -> Iterator[Chunk]:
     """Yield the file as matrices of at most `rows` rows, fewer if they are long.
 
-    Columns that the model does not know are left out.
+    Columns that the model does not have are left out.
     """
     batch: list[Example | None] = []
     elements = 0

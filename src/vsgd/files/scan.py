@@ -1,4 +1,4 @@
-"""A first pass over files: what their columns are, which classes there are, and whether their rows are good."""
+"""A first pass over files: it finds the kinds of columns, the classes, and bad rows."""
 
 from __future__ import annotations
 
@@ -20,25 +20,32 @@ from vsgd.linear import CLASSIFICATION
 
 ROWS_TO_GUESS = 1000
 BYTES_TO_GUESS = 1 << 26
-"""Kinds of columns are guessed from rows that take about this much memory at most."""
+"""Kinds of columns are detected from the first rows, at most `ROWS_TO_GUESS` rows and about this many bytes."""
 
 CELL_BYTES = 57
-"""Memory of an empty cell: a string, and its place in a list."""
+"""Memory of an empty cell in bytes: a string, and a pointer in a list."""
 
 
 class Scan(NamedTuple):
+    """The result of a first pass.
+
+    Attributes:
+        schema: columns and means.
+        classes: labels in order; empty for a regression.
+        rows: number of good rows.
+    """
+
     schema: Schema
     classes: list[str]
-    """In order; none for a regression."""
     rows: int
 
 
-def guess_schema(source: Source, target: str | None, said: Kinds, hash_bits: int) -> tuple[Schema, str]:
-    """Return the schema, with the kinds of columns guessed where they are not given, and one line that describes it."""
+def guess_schema(source: Source, target: str | None, given: Kinds, hash_bits: int) -> tuple[Schema, str]:
+    """Return the schema of a file, and one line that describes it. Kinds that are not given are detected."""
     if is_svmlight(source.path):
         if source.delimiter is not None:
             raise UserError("--delimiter is for CSV; svmlight has blanks between its elements")
-        if said:
+        if given:
             raise UserError("--columns, --text and --category are for tables; every column of svmlight is a number")
         return Schema("svmlight", "", [], [], [], [], [], hash_bits, 0), "svmlight"
     if target is None:
@@ -47,7 +54,7 @@ def guess_schema(source: Source, target: str | None, said: Kinds, hash_bits: int
     first = rows_to_guess(table)
     if not first:
         raise UserError(f"{source.path} has no rows")
-    kinds = infer(table, first, target, said)
+    kinds = infer(table, first, target, given)
     line = described(kinds, target)
     if source.delimiter is None and table.delimiter not in ("", ","):
         line += f"; cells separated by {delimiter_name(table.delimiter)} (detected; --delimiter sets another)"
@@ -55,7 +62,7 @@ def guess_schema(source: Source, target: str | None, said: Kinds, hash_bits: int
 
 
 def rows_to_guess(table: Table) -> list[Sequence[str]]:
-    """Return the first good rows, not more than memory has room for."""
+    """Return the first good rows, in bounded memory."""
     found: list[Sequence[str]] = []
     size = 0
     for _, row in table.rows:
@@ -68,7 +75,7 @@ def rows_to_guess(table: Table) -> list[Sequence[str]]:
 
 
 class Labels:
-    """The different targets of a classification, as they are written."""
+    """Collects the distinct labels of a classification."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -81,7 +88,11 @@ class Labels:
 
 
 def scan(sources: Sequence[Source], schema: Schema, loss: str) -> Scan:
-    """Go through all rows: count them, collect the classes, the means of numbers and the columns of svmlight."""
+    """Read all rows: count them, and collect classes, means of numbers, and the number of svmlight columns.
+
+    Raises:
+        UserError: if a row is bad, if there are no rows, or if there is only one class.
+    """
     labels = Labels()
     read_target = labels if loss in CLASSIFICATION else number_reader(loss)
     check_alike(sources)
@@ -94,20 +105,20 @@ def scan(sources: Sequence[Source], schema: Schema, loss: str) -> Scan:
         f"{sources[0].path} has" if len(sources) == 1 else f"{sources[0].path} and {len(sources) - 1} more files have"
     )
     if found.rows == 0:
-        raise UserError(f"{what} no rows that can be learnt from")
+        raise UserError(f"{what} no rows that can be used for training")
     if loss in CLASSIFICATION and len(classes) < 2:
         raise UserError(f"{what} 1 class in the targets; a classifier needs at least two")
     return found._replace(classes=classes)
 
 
 def check_alike(sources: Sequence[Source]) -> None:
-    """Refuse files that are not parts of one data set."""
+    """Raise UserError if the files differ in format or columns."""
     first = sources[0].path
     names = None if is_svmlight(first) or len(sources) == 1 else set(sources[0].table().names)
     for source in sources[1:]:
         path = source.path
         if is_svmlight(path) != is_svmlight(first):
-            raise UserError(f"{path} cannot be learned from together with {first}: one is svmlight, one is a table")
+            raise UserError(f"{path} and {first} cannot be combined: one is svmlight, the other is a table")
         if names is not None and (others := names ^ set(source.table().names)):
             raise UserError(f"{path} and {first} differ in their columns: {listed(sorted(map(repr, others)))}")
 
@@ -137,7 +148,7 @@ def _scan_tables(sources: Sequence[Source], schema: Schema, read_target: ReadTar
 
 
 def _numbers_of(source: Source, schema: Schema, read_target: ReadTarget) -> Iterator[Any]:
-    """The numbers of each row of a table; None for a row that is skipped."""
+    """Return an iterator over the numbers of each row of a table, with None for a skipped row."""
     table = source.table()
     encoder = Encoder(schema, table, source.path)
     place = target_place(source.path, table, schema.target)

@@ -1,4 +1,4 @@
-"""Which columns a table has, of which kinds, and how its rows become numbers; it is stored beside the model."""
+"""The columns of a table, their kinds, and the encoding of rows as numbers. Model files contain the schema."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from vsgd.files.settings import KINDS, Kinds
 from vsgd.files.tables import Table
 
 MANY_WORDS = 3
+"""A column is text if most of its cells have more words than this."""
+
 NAMES_SHOWN = 8
+"""Maximum number of names in a message."""
 
 
 class Schema(NamedTuple):
-    """Numbers and dates have a column each; categories and words of texts are hashed into 2^hash_bits more.
+    """The columns of a table. Numbers and dates have one column each. Categories and words are hashed.
 
     Attributes:
-        format: "table", or "svmlight", whose rows are numbers already.
+        format: "table" or "svmlight".
         target: name of the column to predict.
         numbers, dates, categories, texts: names of the columns of each kind.
-        means: of numbers and dates, over the rows that the model was begun with; they stand for missing ones.
-        hash_bits: logarithm of the number of hashed columns.
-        columns: of the matrix that comes out.
+        means: means of numbers and dates over the rows of the first fit. They replace missing values.
+        hash_bits: logarithm to base 2 of the number of hashed columns.
+        columns: number of columns of the encoded matrix.
     """
 
     format: str
@@ -43,9 +46,11 @@ class Schema(NamedTuple):
 
     @property
     def hashed_columns(self) -> int:
+        """Return the number of hashed columns."""
         return 2**self.hash_bits if self.categories or self.texts else 0
 
     def kind_of(self, name: str) -> str:
+        """Return the kind of a column."""
         kinds = {"number": self.numbers, "date": self.dates, "category": self.categories, "text": self.texts}
         for kind, names in kinds.items():
             if name in names:
@@ -54,7 +59,7 @@ class Schema(NamedTuple):
 
 
 def guess(cells: Sequence[str]) -> str:
-    """The kind of a column, by what most of its cells are, so that a single one cannot change it."""
+    """Return the kind of a column by the majority of its cells, so that a single bad cell cannot change it."""
     present = [cell for cell in cells if not is_missing(cell)]
     if 2 * sum(map(is_number, present)) > len(present) or not present:
         return "number"
@@ -64,24 +69,28 @@ def guess(cells: Sequence[str]) -> str:
     return "text" if 2 * wordy > len(present) else "category"
 
 
-def infer(table: Table, rows: list[Sequence[str]], target: str, said: Kinds) -> Kinds:
-    """Return the kind of every column but the target: as given, or guessed from some rows."""
+def infer(table: Table, rows: list[Sequence[str]], target: str, given: Kinds) -> Kinds:
+    """Return the kind of every column except the target: as given, or detected from some rows.
+
+    Raises:
+        UserError: if the table does not have a given column or the target.
+    """
     known = set(table.names)
-    for name in [target, *said]:
+    for name in [target, *given]:
         if name not in known:
             raise UserError(f"there is no column {name!r}; there are {listed(table.names)}{table.hint}")
-        if name in table.nested and said.get(name) != "ignore":
-            raise UserError(f"column {name!r} holds lists or structures, which cannot be learned from. Flatten it.")
-    if target in said:
+        if name in table.nested and given.get(name) != "ignore":
+            raise UserError(f"column {name!r} holds lists or structures, which are not supported. Flatten it.")
+    if target in given:
         raise UserError(f"{target!r} is the target, so it has no other kind")
-    given = {**dict.fromkeys(table.nested, "ignore"), **said}
+    fixed = {**dict.fromkeys(table.nested, "ignore"), **given}
     return {
-        name: given.get(name) or guess([row[i] for row in rows]) for i, name in enumerate(table.names) if name != target
+        name: fixed.get(name) or guess([row[i] for row in rows]) for i, name in enumerate(table.names) if name != target
     }
 
 
 def schema_of(kinds: Kinds, target: str, hash_bits: int) -> Schema:
-    """The schema of a table; its means are not known yet."""
+    """Return the schema of a table, with means of zero."""
     columns = {kind: [name for name, its in kinds.items() if its == kind] for kind in KINDS}
     numbers, dates = columns["number"], columns["date"]
     means = [0.0] * (len(numbers) + len(dates))
@@ -90,12 +99,12 @@ def schema_of(kinds: Kinds, target: str, hash_bits: int) -> Schema:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for people, not all of them if they are many."""
+    """Return the first names for a message, separated by commas."""
     return ", ".join([*names[:NAMES_SHOWN], *(["…"] if len(names) > NAMES_SHOWN else [])])
 
 
 def described(kinds: Kinds, target: str) -> str:
-    """One line that says which columns are taken for what."""
+    """Return one line that lists the columns of each kind."""
     parts = []
     for kind, several in KINDS.items():
         if names := [name for name, its in kinds.items() if its == kind]:
@@ -105,7 +114,7 @@ def described(kinds: Kinds, target: str) -> str:
 
 
 def picker(names: Sequence[str], wanted: Iterable[str]) -> Callable[[Sequence[str]], tuple[str, ...]]:
-    """Takes the wanted cells out of a row whose cells have these names."""
+    """Return a function that selects the wanted cells of a row whose cells have these names."""
     place = {name: i for i, name in enumerate(names)}
     places = [place[name] for name in wanted]
     if len(places) == 1:
@@ -115,7 +124,7 @@ def picker(names: Sequence[str], wanted: Iterable[str]) -> Callable[[Sequence[st
 
 
 class Encoder:
-    """Rows of one file, whose columns have these names, as a schema wants them."""
+    """Encodes the rows of one file by a schema."""
 
     def __init__(self, schema: Schema, table: Table, path: Path):
         wanted = [*schema.numbers, *schema.dates, *schema.categories, *schema.texts]
@@ -139,7 +148,7 @@ class Encoder:
         return np.concatenate([values, days])
 
     def elements(self, row: Sequence[str]) -> tuple[Any, Any]:
-        """Columns and values of the elements of a row that are not zero."""
+        """Return columns and values of the non-zero elements of a row."""
         values = self.numbers_of(row)
         values = np.where(np.isnan(values), self.means, values)
         columns = np.flatnonzero(values)

@@ -1,4 +1,4 @@
-"""What a user may set of `vsgd fit`, and that it stays what a model was begun with."""
+"""Settings of `vsgd fit`, and the check that `--resume` does not change them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ if TYPE_CHECKING:
     from vsgd.files.storage import Trained
 
 KINDS = {"number": "numbers", "date": "dates", "category": "categories", "text": "texts", "ignore": "ignored"}
-"""The kinds of column, and how several of one kind are called."""
+"""The kinds of columns, and their plurals."""
 
 MAX_HASH_BITS = 30
 MAX_ALPHA = 1e6
 
 Kinds = dict[str, str]
+"""The kind of each column, by name."""
 
 
 def penalty_name(penalty: str | None) -> str:
+    """Return the name of a penalty on the command line."""
     return penalty or "none"
 
 
 PENALTY_OF = {penalty_name(penalty): penalty for penalty in PENALTIES}
-"""Penalties of the estimators by their names on the command line."""
+"""The penalty of the estimators for each name on the command line."""
 
 
 class Settings(NamedTuple):
-    """Settings that the model file stores, with their defaults. `penalty` is "none" where an estimator has None."""
+    """Settings that the model file contains, with their defaults. `penalty` is "none" if estimators have None."""
 
     loss: str = "log_loss"
     batch_size: int = 16
@@ -48,7 +50,7 @@ DEFAULT = Settings()
 
 
 def delimiter_argument(text: str) -> str:
-    """One character; \\t and the word tab are a tab."""
+    """Convert an argument to one character. \\t and the word tab mean a tab."""
     character = {"\\t": "\t", "tab": "\t"}.get(text, text)
     if len(character) != 1 or character in '"\r\n ' or not character.isascii():
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a single character such as , ; | or tab")
@@ -56,7 +58,7 @@ def delimiter_argument(text: str) -> str:
 
 
 def number_between(least: float, most: float) -> Callable[[str], float]:
-    """A number from `least` to `most`."""
+    """Return an argument type for numbers from `least` to `most`."""
 
     def number(text: str) -> float:
         try:
@@ -71,7 +73,7 @@ def number_between(least: float, most: float) -> Callable[[str], float]:
 
 
 def columns_argument(text: str) -> Kinds:
-    """NAME=KIND, several with commas between; a name with a comma is quoted as in CSV."""
+    """Convert an argument of the form NAME=KIND,NAME=KIND. A name with a comma is quoted as in CSV."""
     kinds = {}
     for part in next(csv.reader([text]), []):
         name, equals, kind = part.rpartition("=")
@@ -82,12 +84,13 @@ def columns_argument(text: str) -> Kinds:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    said = {name: getattr(arguments, name) for name in Settings._fields}
-    return DEFAULT._replace(**{name: value for name, value in said.items() if value is not None})
+    """Return the settings of the command line, or their defaults."""
+    given = {name: getattr(arguments, name) for name in Settings._fields}
+    return DEFAULT._replace(**{name: value for name, value in given.items() if value is not None})
 
 
-def kinds_said(arguments: argparse.Namespace) -> Kinds:
-    """The kinds of columns that were given; `--text` and `--category` are short for `--columns`."""
+def given_kinds(arguments: argparse.Namespace) -> Kinds:
+    """Return the kinds of columns of the command line. `--text` and `--category` are short for `--columns`."""
     kinds = {**dict.fromkeys(arguments.text, "text"), **dict.fromkeys(arguments.category, "category")}
     for some in arguments.columns:
         kinds |= some
@@ -95,7 +98,7 @@ def kinds_said(arguments: argparse.Namespace) -> Kinds:
 
 
 def refuse_other_settings(arguments: argparse.Namespace, trained: Trained) -> None:
-    """What is said again at `--resume` must be what it was."""
+    """Raise UserError if an option given with `--resume` differs from the setting of the model."""
     schema = trained.schema
     begun = {**trained._asdict(), "hash_bits": schema.hash_bits}
     others = []
@@ -105,10 +108,10 @@ def refuse_other_settings(arguments: argparse.Namespace, trained: Trained) -> No
             others.append(f"--{name.replace('_', '-')} {value} instead of {begun[name]}")
     if arguments.target not in (None, schema.target) and schema.format == "table":
         others.append(f"--target {arguments.target} instead of {schema.target}")
-    for name, kind in kinds_said(arguments).items():
+    for name, kind in given_kinds(arguments).items():
         if schema.kind_of(name) != kind:
             others.append(f"--columns {name}={kind} instead of {schema.kind_of(name)}")
     if others:
         raise UserError(
-            f"{arguments.model} was begun with other settings: {', '.join(others)}. Train again, or leave them out."
+            f"{arguments.model} was trained with other settings: {', '.join(others)}. Train again, or leave them out."
         )

@@ -1,6 +1,6 @@
-"""Bytes and lines of files and pipes, gzipped or not, in bounded memory.
+"""Read bytes and lines of files and pipes, gzipped or not, in bounded memory.
 
-Compressed data are decompressed a block at a time, and no line may be longer than `MAX_LINE`.
+Compressed data is decompressed one block at a time. No line may be longer than `MAX_LINE`.
 """
 
 from __future__ import annotations
@@ -29,26 +29,32 @@ SVMLIGHT = (".svm", ".libsvm", ".svmlight")
 
 
 def suffix(path: Path) -> str:
-    """What the file is, gzipped or not."""
+    """Return the suffix of a file in lower case, without a final .gz."""
     return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
 
 
 def is_svmlight(path: Path) -> bool:
+    """Return whether the name of a file is that of an svmlight file."""
     return suffix(path) in SVMLIGHT
 
 
 def too_long() -> BadRow:
+    """Return the error for a line that is too long."""
     return BadRow(f"longer than {MAX_LINE:,} characters")
 
 
 def is_pipe(path: Path) -> bool:
-    """Whether the data can be read once only; `-` is standard input."""
+    """Return whether the path can be read only once. `-` is standard input."""
     return str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a regular file or a pipe; report errors of reading in one line."""
+    """Open a regular file or a pipe for reading, and decompress gzip.
+
+    Raises:
+        UserError: for any error of reading, also within the context.
+    """
     try:
         with open_input(path) as file:
             zipped = path.suffix == ".gz" or file.peek(len(GZIP)).startswith(GZIP)
@@ -62,6 +68,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def blocks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in blocks of at most `BLOCK` bytes."""
     with opened(path) as file:
         while block := file.read(BLOCK):
             yield block

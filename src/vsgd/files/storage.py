@@ -1,4 +1,4 @@
-"""A trained model in one .npz file: arrays, and a JSON header. No pickle; whole or absent, checked or refused."""
+"""Save and load a trained model as an .npz file: arrays and a JSON header with a checksum, without pickle."""
 
 from __future__ import annotations
 
@@ -35,15 +35,20 @@ MAX_PIPE = 1 << 30
 """Maximum number of bytes of a model that is read from a pipe."""
 
 MAX_READ = 1 << 20
-"""Maximum number of bytes that an archive may ask for at once, its directory included."""
+"""Maximum number of bytes that are read from an archive at once, including its directory."""
 
 
 class Trained(NamedTuple):
-    """A model and what is needed to use it or to go on training it.
+    """A model, and the settings that prediction and further training need.
 
     Attributes:
-        rows: number of rows in one pass over the data, of the latest pass; the sum over models that were merged.
-        penalty, alpha, l1_ratio: as in `Settings`.
+        model: parameters and statistics.
+        schema: columns of the data.
+        loss: name of the loss.
+        classes: labels in order; empty for a regression.
+        passes: number of passes so far.
+        batch_size, seed, chunk_rows, penalty, alpha, l1_ratio: as in `Settings`.
+        rows: number of rows of the last pass; the sum over models that were merged.
     """
 
     model: Model
@@ -61,12 +66,13 @@ class Trained(NamedTuple):
 
     @property
     def task(self) -> Task:
+        """Return the objective, including the penalty."""
         l1, l2 = penalty_weights(PENALTY_OF[self.penalty], self.alpha, self.l1_ratio)
         return task_of(self.loss, len(self.classes))._replace(l1=l1, l2=l2, evidence=self.penalty == "auto")
 
 
 def task_of(loss: str, classes: int) -> Task:
-    """Return the task that the estimators of `vsgd.sklearn` make of a loss, without a penalty."""
+    """Return the objective for a loss without a penalty, as in `vsgd.sklearn`."""
     number = {**CLASSIFICATION, **REGRESSION}[loss]
     natural = loss in CLASSIFICATION or loss in EXPONENTIAL_LINK
     parameter = 0.5 if loss == "quantile" else 0.1
@@ -74,11 +80,12 @@ def task_of(loss: str, classes: int) -> Task:
 
 
 def outputs_of(classes: int) -> int:
+    """Return the number of margins per row."""
     return classes if classes > 2 else 1
 
 
 def digest(header: dict[str, Any], arrays: dict[str, Any]) -> str:
-    """Of all that a file holds: fields, names, shapes, types and contents."""
+    """Return the SHA-256 of the header and of the names, shapes, types and contents of the arrays."""
     checksum = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -94,11 +101,11 @@ def is_finite(array: Any) -> bool:
 
 
 def available_memory() -> float:
-    """Return the bytes of memory that this process can have: of the machine, of its control group, by its limit."""
+    """Return the bytes of memory that this process can use, limited by machine, control group and `ulimit`."""
     limits = [math.inf]
     if hasattr(os, "sysconf"):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    with contextlib.suppress(OSError, ValueError):  # not everywhere, and "max" is no number
+    with contextlib.suppress(OSError, ValueError):  # the file may be missing, or contain the word "max"
         limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
     with contextlib.suppress(ModuleNotFoundError):
         import resource
@@ -115,19 +122,20 @@ def model_bytes(columns: int, outputs: int) -> int:
 
 
 def header_of(trained: Trained) -> dict[str, Any]:
+    """Return the header of a model file."""
     header = {"vsgd": VERSION, **trained._asdict(), "schema": trained.schema._asdict()}
     del header["model"]
     return header
 
 
 def check_header_length(trained: Trained) -> None:
-    """Refuse a model whose header `load` would refuse, before it is trained."""
-    if len(json.dumps(header_of(trained))) > MAX_HEADER // 2:  # means and counts take more digits later
+    """Raise UserError if `load` would reject the header of a model. Call it before training."""
+    if len(json.dumps(header_of(trained))) > MAX_HEADER // 2:  # means and counts get more digits later
         raise UserError(f"the names of {trained.schema.columns} columns are too long for a model file. Shorten them.")
 
 
 class _Stream:
-    """A file that can only be written to, as `zipfile` needs it."""
+    """A file object for `zipfile` that can only be written to."""
 
     def __init__(self, write: Write):
         self._write = write
@@ -141,13 +149,17 @@ class _Stream:
 
 
 def save(path: Path, trained: Trained) -> None:
-    """Replace the file by this model, if all its numbers are finite. No copy of the model is made."""
+    """Write a model to a file, atomically and without a copy of the model in memory.
+
+    Raises:
+        UserError: if a number is not finite, or if the file cannot be written.
+    """
     arrays = trained.model._asdict()
     for name, array in arrays.items():
         if not is_finite(array):
             raise UserError(
                 f"the {name} of the model has numbers that are not finite after pass {trained.passes}, so it is not "
-                f"saved. Scale the columns or targets with the largest values down."
+                f"saved. Scale down the columns or targets with the largest values."
             )
     header = header_of(trained)
     text = json.dumps({**header, "sha256": digest(header, arrays)})
@@ -158,7 +170,7 @@ def save(path: Path, trained: Trained) -> None:
 
 
 class _BoundedReads:
-    """A file of which no large piece is read at once, so that memory does not follow what an archive claims."""
+    """A file that is read in bounded pieces, so that a damaged archive cannot cause a large allocation."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -168,12 +180,16 @@ class _BoundedReads:
     def read(self, size: int = -1) -> bytes:
         rest = self.size - self._file.tell()
         if (size < 0 and rest > MAX_READ) or size > MAX_READ:
-            raise ValueError(f"{size} bytes are to be read at once")
+            raise ValueError(f"a read of {size} bytes at once")
         return self._file.read(size)
 
 
 def load(path: Path) -> Trained:
-    """Return the model in a file, or raise a UserError that says why it is refused. Nothing is half-loaded."""
+    """Return the model in a file.
+
+    Raises:
+        UserError: if the file is not a valid model, with the reason.
+    """
     try:
         with open_input(path) as file:
             return _read(file if file.seekable() else _content(file))
@@ -183,12 +199,12 @@ def load(path: Path) -> Trained:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (UserError, MemoryError):
         raise
-    except Exception:  # zipfile, NumPy and json raise a dozen kinds when bytes are not what they should be
+    except Exception:  # zipfile, NumPy and json raise many kinds of errors for damaged files
         raise UserError(f"{path} is not a model of this program, or is damaged") from None
 
 
 def _content(file: IO[bytes]) -> IO[bytes]:
-    """Return what comes out of a pipe."""
+    """Return the content of a pipe as a seekable file."""
     content = io.BytesIO()
     while block := file.read(BLOCK):
         if content.tell() == 0 and not block.startswith(b"PK"):
@@ -202,7 +218,7 @@ def _content(file: IO[bytes]) -> IO[bytes]:
 def _read(file: IO[bytes]) -> Trained:
     bounded = _BoundedReads(file)
     with zipfile.ZipFile(bounded) as archive:
-        for member in archive.infolist():  # stored as we store them, they cannot hold more than the file does
+        for member in archive.infolist():  # `save` does not compress, so members are not larger than the file
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1 or member.file_size > bounded.size:
                 raise ValueError(f"{member.filename} is compressed, encrypted or cut short")
         header = _header(archive)
@@ -238,7 +254,7 @@ def _header(archive: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _array(archive: zipfile.ZipFile, name: str, expected: Expected) -> Any:
-    """Return an array of the model. Shape and type must be what the header implies before any of it is read."""
+    """Return an array of the model. Shape and type are checked before its content is read."""
     with archive.open(f"{name}.npy") as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("another format of arrays")

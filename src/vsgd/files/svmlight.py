@@ -1,7 +1,7 @@
-"""Lines of an svmlight file: `target index:value index:value ... # comment`.
+"""Read lines of an svmlight file: `target index:value index:value ... # comment`.
 
-Plain lines are read by compiled code, a block of the file at a time. Whatever is unusual in a line, a comment or a
-mistake, is left to `line_of`, which says what a line means.
+Compiled code reads plain lines, one block of the file at a time. `line_of` reads all other lines, such as lines with
+comments or errors, in Python.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ TAB, NEWLINE, RETURN, SPACE, COMMENT, PLUS, MINUS, POINT, ZERO, NINE, COLON, LAR
     b"\t\n\r #+-.09:Ee~"
 )
 POWERS = tuple(10.0**n for n in range(23))
-"""Those that float64 has exactly."""
+"""Powers of ten that are exact in float64."""
 LARGEST = 2**53
-"""Up to here float64 has every whole number."""
-MOST_DIGITS = len(str(LARGEST))
+"""Whole numbers up to this one are exact in float64."""
+MAX_DIGITS = len(str(LARGEST))
 CELL = re.compile(r"\S+")
 DIGITS = re.compile("[0-9]+")
 ELEMENT = re.compile("[0-9]+:")
 
 
 class Line(NamedTuple):
-    """The elements of a line, and its target as it is written; empty if the line begins with an element."""
+    """The elements of a line, and its target as text; empty if the line begins with an element."""
 
     columns: Any
     values: Any
@@ -42,9 +42,13 @@ class Line(NamedTuple):
 
 
 def line_of(text: str) -> Line:
-    """What a line means."""
+    """Return the content of a line.
+
+    Raises:
+        BadRow: if the line is not in svmlight format.
+    """
     target = ""
-    columns, values = array("q"), array("d")  # which take far less memory than lists
+    columns, values = array("q"), array("d")  # arrays need far less memory than lists
     for number, match in enumerate(CELL.finditer(text.partition("#")[0])):
         cell = match[0]
         if number == 0 and not ELEMENT.match(cell):
@@ -53,7 +57,7 @@ def line_of(text: str) -> Line:
         index, colon, value = cell.partition(":")
         if index == "qid":
             continue
-        if not colon or not DIGITS.fullmatch(index) or len(index.lstrip("0")) > MOST_DIGITS or int(index) > LARGEST:
+        if not colon or not DIGITS.fullmatch(index) or len(index.lstrip("0")) > MAX_DIGITS or int(index) > LARGEST:
             raise BadRow(f"{shown(cell)} is not index:value")
         columns.append(int(index))
         values.append(value_of(value, index))
@@ -61,7 +65,7 @@ def line_of(text: str) -> Line:
 
 
 def value_of(text: str, index: str) -> float:
-    """The number behind an index; nothing is 0."""
+    """Return the number after an index; 0 if there is none."""
     try:
         value = plain_float(text) if text else 0.0
     except ValueError:
@@ -70,14 +74,14 @@ def value_of(text: str, index: str) -> float:
 
 
 class Parsed(NamedTuple):
-    """What compiled code found in a block.
+    """The lines of a block, read by compiled code.
 
     Attributes:
-        target_start, target_end: where the target of a line stands; −1 if the line is not a plain one.
-        line_end: where the next line begins.
-        row_end: how many elements there are up to here.
-        columns, values: the elements.
-        value_start, value_end: where a value stands that came out as NaN, because it has too many digits.
+        target_start, target_end: range of the target of each line, in bytes; −1 if the line is not plain.
+        line_end: offset of the next line.
+        row_end: number of elements up to the end of each line.
+        columns, values: the elements. A value with too many digits is NaN.
+        value_start, value_end: range of each value, in bytes.
     """
 
     target_start: Any
@@ -91,6 +95,7 @@ class Parsed(NamedTuple):
 
 
 def is_blank(byte: int) -> bool:
+    """Return whether a byte is white space."""
     return byte == SPACE or TAB <= byte <= RETURN
 
 
@@ -104,7 +109,10 @@ def read_digits(text: Any, at: int, whole: int) -> tuple[int, int]:
 
 
 def read_value(text: Any, at: int) -> tuple[int, float]:
-    """A decimal number: where it ends, −1 if it is none, and its float64, NaN if that takes more than one rounding."""
+    """Return the end of the decimal number at an offset, and its value.
+
+    The end is −1 if there is no number. The value is NaN if float64 arithmetic would round more than once.
+    """
     sign = -1.0 if text[at] == MINUS else 1.0
     if text[at] == MINUS or text[at] == PLUS:
         at += 1
@@ -133,7 +141,7 @@ def read_value(text: Any, at: int) -> tuple[int, float]:
 
 
 def read_line(text: Any, at: int, line: int, entry: int, out: Parsed) -> int:
-    """Read the line that begins `at`; how many elements there are now, or −1 if it is not a plain one."""
+    """Read the line that begins `at`. Return the number of elements so far, or −1 if the line is not plain."""
     while text[at] != NEWLINE and is_blank(text[at]):
         at += 1
     out.target_start[line] = at
@@ -163,7 +171,7 @@ def read_line(text: Any, at: int, line: int, entry: int, out: Parsed) -> int:
 
 
 def parse(text: Any, out: Parsed) -> int:
-    """Read the lines of a block, each with its newline; how many elements they have. Compiled."""
+    """Read the lines of a block, which ends with a newline, and return their number of elements. Compiled."""
     at, entry = 0, 0
     for line in range(len(out.line_end)):
         end = read_line(text, at, line, entry, out)
@@ -180,8 +188,8 @@ def parse(text: Any, out: Parsed) -> int:
 
 
 def parsed(block: bytes) -> Parsed:
-    """The lines of a block, whose last must have its newline."""
-    # an element that compiled code reads has at least four bytes: a digit, a colon, a digit and what ends it
+    """Return the lines of a block, which must end with a newline."""
+    # an element that compiled code reads has at least four bytes: a digit, a colon, a digit and a separator
     lines, elements = block.count(b"\n"), min(block.count(b":"), len(block) // 4)
     of_line, of_value = np.empty((4, lines), np.int64), np.empty((2, elements), np.int64)
     out = Parsed(
@@ -203,9 +211,9 @@ def parsed(block: bytes) -> Parsed:
 
 
 def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
-    """Yield pieces of whole lines, without a byte order mark; None for a line longer than `MAX_LINE`.
+    """Yield blocks that end at the end of a line, without a byte order mark; None for a line above `MAX_LINE`.
 
-    Blocks must not be longer than `MAX_LINE`. Every byte is copied a few times at most.
+    The given blocks must not be longer than `MAX_LINE`. Every byte is copied a few times at most.
     """
     pieces: list[bytes] = []
     length, mark = 0, BOM_UTF8
@@ -230,7 +238,7 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 def lines_of(blocks: Iterable[bytes]) -> Iterator[tuple[int, Line | BadRow]]:
-    """Line numbers and lines, or what is wrong with them. Empty lines are passed over."""
+    """Yield line numbers, and lines or errors. Empty lines are skipped."""
     number = 0
     for block in whole_lines(blocks):
         if block is None:
@@ -250,7 +258,7 @@ def lines_of(blocks: Iterable[bytes]) -> Iterator[tuple[int, Line | BadRow]]:
 
 
 def unusual_line(number: int, line: bytes) -> Iterator[tuple[int, Line | BadRow]]:
-    """What Python makes of a line that is not a plain one."""
+    """Yield a line that is not plain, or its error; nothing if it is empty."""
     try:
         text = line.decode()
         if text.partition("#")[0].strip():

@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files as sequences of text, in bounded memory."""
+"""Read rows of CSV and Parquet files as sequences of text, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from vsgd.files.cells import BadRow, shown
 from vsgd.files.sources import MAX_LINE, Lines, suffix
 
 DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
-"""What can separate the cells of a CSV file without `--delimiter`; a comma is preferred."""
+"""Delimiters of CSV that are detected without `--delimiter`. A comma is preferred."""
 
 MAX_NAME = 1000
 """Maximum length of the name of a column, in characters."""
 
 Rows = Iterator[tuple[int, Sequence[str] | BadRow]]
+"""The number of each row, and its cells or its error."""
 
 
 class Table(NamedTuple):
     """The header of a file and its rows.
 
     Attributes:
-        names: of the columns.
+        names: names of the columns.
         rows: the rows, each with its number.
-        unit: what is counted by these numbers, "line" or "row".
+        unit: the unit of these numbers, "line" or "row".
         nested: names of columns that hold lists or structures; their cells are empty.
-        delimiter: what separates cells; empty if the file is not CSV.
+        delimiter: delimiter of the cells; empty if the file is not CSV.
     """
 
     names: list[str]
@@ -39,16 +40,21 @@ class Table(NamedTuple):
 
     @property
     def hint(self) -> str:
-        """How cells were separated, for messages about columns that are missing."""
+        """Return the delimiter in words, for messages about missing columns."""
         return f" (cells are separated by {delimiter_name(self.delimiter)}; see --delimiter)" if self.delimiter else ""
 
 
 def delimiter_name(delimiter: str) -> str:
+    """Return the name of a delimiter."""
     return DELIMITERS.get(delimiter, repr(delimiter))
 
 
 def open_table(path: Path, delimiter: str | None = None) -> Table:
-    """Open a table by the name of its file; a name without a known ending is CSV."""
+    """Open a table. The suffix .parquet means Parquet, every other one CSV.
+
+    Raises:
+        UserError: if column names repeat or are too long, or if the header cannot be read.
+    """
     if suffix(path) == ".parquet":
         from vsgd.files.parquet import parquet_table
 
@@ -69,14 +75,15 @@ def open_table(path: Path, delimiter: str | None = None) -> Table:
 
 
 def count_cells(line: str, delimiter: str) -> int:
+    """Return the number of cells of a line."""
     return len(next(csv.reader([line], delimiter=delimiter), []))
 
 
 def detect_delimiter(lines: Sequence[str]) -> str:
-    """Return what separates the cells, given the header and, if it is not blank, the line after it.
+    """Return the delimiter of the cells, given the header and the line after it.
 
-    That line must have as many cells as the header. If several characters qualify, a comma is preferred, and then the
-    one that makes most cells. If none does, it is a comma.
+    Both lines must have the same number of cells, unless the second is blank. If several delimiters qualify, a comma
+    is preferred, then the one that gives the most cells. If none qualifies, it is a comma.
     """
     counts = {}
     for delimiter in DELIMITERS:
@@ -102,7 +109,7 @@ def csv_table(path: Path, delimiter: str | None) -> Table:
 
 
 def csv_rows(lines: Lines, reader: Any, width: int) -> Rows:
-    """Rows of as many cells as there are names. A row is numbered by its first line."""
+    """Yield rows that have `width` cells, and errors for others. The number of a row is that of its first line."""
     while True:
         line = lines.begin_record()
         try:

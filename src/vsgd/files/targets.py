@@ -1,4 +1,4 @@
-"""What stands in the target column: classes by their spelling or their number, or numbers to predict."""
+"""Read targets: class labels, compared as text or as numbers, or numbers to predict."""
 
 from __future__ import annotations
 
@@ -19,21 +19,26 @@ MAX_TARGET = 1000
 """Maximum length of a target, in characters."""
 
 ReadTarget = Callable[[str], float]
+"""Converts the text of a target to a number. Raises BadRow."""
 
 
 def as_number(label: str) -> Decimal | None:
+    """Return a label as a number, or None if it is not a decimal number."""
     return Decimal(label) if DECIMAL.fullmatch(label) else None
 
 
 def keys_of(labels: Iterable[str]) -> dict[str, Hashable]:
-    """What makes two labels the same class: their number if all of them are numbers, else their spelling."""
+    """Return the key of each label. Labels with equal keys are one class.
+
+    Keys are numbers if all labels are numbers, and texts otherwise.
+    """
     numbers = {label: as_number(label) for label in labels}
     by_name = None in numbers.values()
     return {label: label if by_name else number for label, number in numbers.items()}
 
 
 def classes_of(labels: Iterable[str]) -> list[str]:
-    """The classes in order, each in its shortest spelling: 1, +1 and 1.0 are one."""
+    """Return the classes in order, each in its shortest spelling: 1, +1 and 1.0 are one class."""
     spellings: dict[Hashable, list[str]] = {}
     for label, key in keys_of(labels).items():
         spellings.setdefault(key, []).append(label)
@@ -41,7 +46,11 @@ def classes_of(labels: Iterable[str]) -> list[str]:
 
 
 def present(text: str) -> str:
-    """The target of a row, without blanks around it."""
+    """Return the target of a row without surrounding blanks.
+
+    Raises:
+        BadRow: if it is missing or too long.
+    """
     text = text.strip()
     if len(text) > MAX_TARGET:
         raise BadRow(f"a target of {len(text)} characters, {shown(text)}; {MAX_TARGET} is the limit")
@@ -51,7 +60,7 @@ def present(text: str) -> str:
 
 
 def class_reader(classes: list[str]) -> ReadTarget:
-    """Reads labels as numbers of classes; of two classes, −1 and 1."""
+    """Return a function that converts labels to numbers of classes; with two classes, to −1 and 1."""
     place = {key: float(i) for i, key in enumerate(keys_of(classes).values())}
     by_number = not any(isinstance(key, str) for key in place)
     outside = {0.0: -1.0} if len(place) == 2 else {}
@@ -67,7 +76,7 @@ def class_reader(classes: list[str]) -> ReadTarget:
 
 
 def number_reader(loss: str) -> ReadTarget:
-    """Reads targets of a regression."""
+    """Return a function that reads targets of a regression."""
 
     def read(text: str) -> float:
         text = present(text)
@@ -85,13 +94,14 @@ def number_reader(loss: str) -> ReadTarget:
 
 
 def reader_of(loss: str, classes: list[str]) -> ReadTarget:
+    """Return the function that reads targets for a loss."""
     return class_reader(classes) if loss in CLASSIFICATION else number_reader(loss)
 
 
-class Spread(NamedTuple):
-    """Number, mean and sum of squared deviations of numbers seen in parts (Chan, Golub & LeVeque 1979).
+class SquaredDeviations(NamedTuple):
+    """Count, mean and sum of squared deviations of numbers that arrive in parts (Chan, Golub & LeVeque 1979).
 
-    Numbers are taken from `origin` on, the first of them, so that a constant has exactly no deviation.
+    The first number, `origin`, is subtracted from all of them, so that the deviations of a constant are exactly zero.
     """
 
     rows: int
@@ -100,19 +110,26 @@ class Spread(NamedTuple):
     squares: float
 
 
-def spread_over(spread: Spread | None, values: np.ndarray) -> Spread:
-    """With some more values."""
-    if spread is None:
-        spread = Spread(0, float(values[0]), 0.0, 0.0)
-    values = values - spread.origin
+def add_values(before: SquaredDeviations | None, values: np.ndarray) -> SquaredDeviations:
+    """Return the squared deviations after more values."""
+    if before is None:
+        before = SquaredDeviations(0, float(values[0]), 0.0, 0.0)
+    values = values - before.origin
     count, mean = len(values), float(values.mean())
-    total, off = spread.rows + count, mean - spread.mean
-    squares = float(((values - mean) ** 2).sum()) + off * off * spread.rows * count / total
-    return Spread(total, spread.origin, spread.mean + off * count / total, spread.squares + squares)
+    total, off = before.rows + count, mean - before.mean
+    squares = float(((values - mean) ** 2).sum()) + off * off * before.rows * count / total
+    return SquaredDeviations(total, before.origin, before.mean + off * count / total, before.squares + squares)
 
 
-def r_squared(error: float, spread: Spread) -> float:
-    """The share of variance explained; of a constant, 1 if it is predicted exactly and else 0, as in scikit-learn."""
-    if spread.squares == 0:
+def r_squared(error: float, targets: SquaredDeviations) -> float:
+    """Return R², the fraction of variance explained.
+
+    For a constant target it is 1 if all predictions are exact, otherwise 0, as in scikit-learn.
+
+    Args:
+        error: sum of squared errors of the predictions.
+        targets: squared deviations of the targets.
+    """
+    if targets.squares == 0:
         return 1.0 if error == 0 else 0.0
-    return 1 - error / spread.squares
+    return 1 - error / targets.squares

@@ -1,1 +1,1 @@
-"""Training frameworks that call the optimizer themselves. See docs/integrations.md."""
+"""Integrations with training frameworks. See docs/integrations.md."""

@@ -1,4 +1,4 @@
-"""What a run needs attention for, in words."""
+"""Alarms: messages about problems of a training run."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from vsgd.errors import one_line
 from vsgd.integrations.run_file import Record, TensorRecord
 
 RECENT_STEPS = 100
-"""Number of recent steps among which those that were not finite are counted."""
+"""Number of recent steps in which skipped steps are counted."""
 
-LEAST_CURVATURE = 1e-5
-"""A tensor with less curvature than this, in units of the median tensor's, sees next to none."""
+MIN_CURVATURE = 1e-5
+"""A tensor with less curvature, in units of the median over tensors, causes an alarm."""
 
 MANY_OUTLIERS = 0.3
+"""A tensor with a larger fraction of outliers, in three records in a row, causes an alarm."""
+
 RISE = 2.0
-"""A loss has risen if it is this many times the lowest one."""
+"""A loss above this many times the lowest one causes an alarm."""
 
 SMOOTHING = 5
 """Number of records over which losses are averaged before they are compared."""
 
 
 def alarms(records: Sequence[Record]) -> list[str]:
-    """What to say of the last record, given those before."""
+    """Return messages about the last record. Earlier records are used for comparison."""
     if not records:
         return []
     last = records[-1]
@@ -51,7 +53,7 @@ def _not_finite(records: Sequence[Record]) -> list[str]:
     skipped = records[-1].skipped - (records[since - 1].skipped if since else 0)
     if skipped <= 0:
         return []
-    return [f"the loss or its gradient was not finite in {skipped} of the last {steps} steps, which were left out"]
+    return [f"the loss or its gradient was not finite in {skipped} of the last {steps} steps, which were skipped"]
 
 
 def _rising(records: Sequence[Record]) -> list[str]:
@@ -72,7 +74,7 @@ def _without_gradient(last: Record) -> list[str]:
 
 
 def implied_curvature(tensor: TensorRecord) -> float:
-    """The median rate is about the signal fraction over the curvature (eq. 3), the more so the shorter the horizon."""
+    """Return the signal fraction divided by the median rate. By eq. 3 this estimates the curvature."""
     fraction = 1 / (1 + 1 / tensor.signal_to_noise) if tensor.signal_to_noise > 0 else 0.0
     return fraction / tensor.rate if tensor.rate > 0 else math.nan
 
@@ -82,14 +84,14 @@ def _without_curvature(last: Record) -> list[str]:
     known = [curvature for curvature in curvatures.values() if curvature > 0]
     if len(known) < 3:
         return []
-    flat = [t for t, curvature in curvatures.items() if 0 < curvature < LEAST_CURVATURE * median(known)]
-    return [f"next to no curvature is seen by {_listed(flat)}: only limits hold the steps there"] if flat else []
+    flat = [t for t, curvature in curvatures.items() if 0 < curvature < MIN_CURVATURE * median(known)]
+    return [f"almost no curvature in {_listed(flat)}: only the step limits bound its steps"] if flat else []
 
 
 def _surprised(records: Sequence[Record]) -> list[str]:
-    """One unusual minibatch is no news; three records in a row are."""
+    """Return an alarm if tensors have many outliers in three records in a row."""
     if len(records) < 3 or len({len(record.tensors) for record in records[-3:]}) > 1:
         return []
     columns = zip(*(record.tensors for record in records[-3:]), strict=True)
     seen = [column[-1] for column in columns if min(tensor.outliers for tensor in column) > MANY_OUTLIERS]
-    return [f"minibatches are unlike those before for {_listed(seen)}: have the data changed?"] if seen else []
+    return [f"many outliers in {_listed(seen)}: the data may have changed"] if seen else []

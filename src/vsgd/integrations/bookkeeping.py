@@ -14,7 +14,7 @@ DICTS = (dict, defaultdict, OrderedDict, Counter)
 CONTAINERS = (*DICTS, list, deque, set)
 
 MAX_FOLLOWED = 1000
-"""Containers with more elements hold data, not counters: the elements themselves are not copied."""
+"""The elements of larger containers are not copied, since these hold data rather than counters."""
 
 PARTS_OF_MODULES = ("_parameters", "_buffers", "_modules")
 """Attributes of every `nn.Module`. The optimizer restores parameters and buffers itself."""
@@ -22,10 +22,9 @@ PARTS_OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 @contextmanager
 def attributes_restored(*owners: Any) -> Iterator[None]:
-    """Restore the attributes of `owners` on exit: rebound names, counters, lists and dictionaries of metrics.
+    """Restore the attributes of `owners` on exit: numbers, lists, dictionaries, sets, and tensors of one element.
 
-    Containers are restored in place, so other references to them stay valid. Objects of other classes are not
-    followed, except tensors of one element.
+    Containers are restored in place, so other references to them stay valid. Other objects are not copied.
     """
     containers: dict[int, tuple[Any, Any]] = {}
     scalars: dict[int, tuple[Tensor, Tensor]] = {}
@@ -53,7 +52,7 @@ def attributes_restored(*owners: Any) -> Iterator[None]:
 
 
 def restore(container: Any, content: Any) -> None:
-    """Give a container its former content. A dictionary is changed only where it differs."""
+    """Restore the content of a container. Only changed entries of a dictionary are written."""
     if isinstance(container, dict):
         for key in container.keys() - content.keys():
             del container[key]

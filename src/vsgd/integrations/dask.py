@@ -1,11 +1,11 @@
-"""Linear models on a Dask cluster: every worker learns from the parts that it holds, and the models are merged.
+"""Linear models on a Dask cluster: every worker trains on its parts of the data, and the models are merged.
 
     from vsgd.integrations.dask import fit
 
     model = fit(VSGDClassifier(), frame, target="clicked")
 
-Each round is a pass over the data. A model travels to the workers and one per part comes back; rows stay where they
-are. The result is that of `vsgd.sklearn.fit_parts` on the same parts, to the bit.
+Each round is a pass over the data. It sends a model to the workers and receives one per part. Rows are not moved. The
+result is bit-for-bit that of `vsgd.sklearn.fit_parts` on the same parts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from vsgd.sklearn.merging import fit_rounds
 
 
 def stacked(blocks: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """The blocks of one partition as one part."""
+    """Return the blocks of a partition as one pair (X, y)."""
     rows, targets = zip(*blocks, strict=True)
     X = sparse.vstack(rows, format="csr") if sparse.issparse(rows[0]) else np.concatenate(rows)
     return X, np.concatenate(targets)
 
 
 def without(frame: Any, target: str) -> tuple[Any, Any]:
-    """The features and the target of a partition of a data frame."""
+    """Return the features and the target of a partition of a data frame."""
     return frame.drop(columns=target), frame[target].to_numpy()
 
 
 def parts_of(data: Any, target: str | None) -> list[Any]:
-    """One delayed pair (X, y) for each part."""
+    """Return a delayed pair (X, y) for each part."""
     if target is not None:
         if target not in data.columns:
             raise ValueError(f"the data frame has no column {target!r}; its columns are {list(data.columns)}")
@@ -45,7 +45,7 @@ def parts_of(data: Any, target: str | None) -> list[Any]:
 
 
 def apply(function: Callable[[int, Any, Any], Any], number: int, part: tuple[Any, Any]) -> Any:
-    """What a worker does."""
+    """Call the function on a part. Runs on a worker."""
     return function(number, *part)
 
 
@@ -58,15 +58,25 @@ def fit(
     classes: Any = None,
     client: distributed.Client | None = None,
 ) -> Any:
-    """A fitted copy of a `VSGDClassifier` or `VSGDRegressor`; one that is fitted already goes on from there.
+    """Train a linear model on the parts of a Dask collection.
+
+        model = fit(VSGDClassifier(), frame, target="clicked")
 
     Args:
-        data: a `dask.dataframe` with its `target`, a `dask.bag` of pairs (X, y), X being CSR or dense, or a list of
-            `dask.delayed` pairs. A partition is a part; the rows of all parts must fit into the memory of the workers.
+        estimator: a `VSGDClassifier` or `VSGDRegressor`. If it is fitted, training continues from there.
+        data: a `dask.dataframe` that contains the target, a `dask.bag` of pairs (X, y) with X in CSR format or dense,
+            or a list of `dask.delayed` pairs. Each partition is a part. All parts must fit into the memory of the
+            workers.
         target: name of the column to predict, for a data frame.
-        rounds: passes over the data.
+        rounds: number of passes over the data.
         classes: all labels. Without them, one more pass over the targets collects them.
-        client: of the cluster; the current one by default.
+        client: client of the cluster; the current one by default.
+
+    Returns:
+        A fitted copy of the estimator.
+
+    Raises:
+        ValueError: if the data frame has no column `target`, or if no part has rows.
     """
     client = client or distributed.default_client()
     parts: Sequence[Any] = client.compute(parts_of(data, target))

@@ -1,4 +1,4 @@
-"""Lightning: a mixin in front of `LightningModule`.
+"""Lightning: a mixin for `LightningModule`.
 
     from lightning.pytorch import LightningModule, Trainer
     from vsgd.integrations.lightning import VSGDMixin
@@ -10,8 +10,8 @@
         def configure_optimizers(self):
             return VSGD(self.parameters())
 
-Lightning passes a closure by itself. The mixin hides further evaluations of a batch from `self.log`, metrics and
-the outputs that callbacks see, and makes micro-batches of `accumulate_grad_batches`.
+Lightning passes a closure to the optimizer. The mixin hides second evaluations of a batch from `self.log`, metrics and
+callbacks. With `accumulate_grad_batches`, each batch is a micro-batch.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from vsgd.torch.replay import Closure, SavedBuffer, Saving, restore_buffers, sav
 
 
 class NoBackward(Exception):
-    """Lightning evaluated a batch without a backward pass, so the batch cannot take part in a step.
+    """Lightning evaluated a batch without a backward pass, so no step can use it.
 
     Attributes:
-        buffers: buffers to keep, with their values after the evaluation.
+        buffers: buffers of the model with their values after the evaluation.
     """
 
     def __init__(self, buffers: list[SavedBuffer]):
@@ -49,10 +49,10 @@ class NoBackward(Exception):
 
 
 class MicroBatches(Callback):
-    """Batches whose gradients Lightning computes before the step, at the iterates, each of them a micro-batch.
+    """Collects batches whose gradients Lightning computes before the step, at the iterates, as micro-batches.
 
-    Lightning also has passes without backward: `StochasticWeightAveraging` updates the statistics of BatchNorm in one.
-    These leave no micro-batch, and their changes of buffers are kept.
+    Lightning also has passes without backward, such as the update of BatchNorm statistics in
+    `StochasticWeightAveraging`. These add no micro-batch, and their changes of buffers remain.
     """
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ class MicroBatches(Callback):
         if self._stepped or optimizer is None or (outputs and not self.had_backward):
             return
         if optimizer.averages_iterates():
-            # running statistics are to be those of the averaged weights, and this batch was evaluated at the iterates
+            # running statistics are those of the averaged weights, but this batch was evaluated at the iterates
             restore_buffers(each for each in self._saved.buffers if each.is_statistic)
         if outputs:
-            self._closures.append(self._keep(trainer, module, outputs["loss"], batch, batch_idx))
+            self._closures.append(self._micro_batch(trainer, module, outputs["loss"], batch, batch_idx))
 
     def on_before_backward(self, trainer: Trainer, module: LightningModule, loss: Tensor) -> None:
         self.had_backward = True
@@ -91,14 +91,16 @@ class MicroBatches(Callback):
         self._iterates.close()
 
     def take(self) -> list[Closure]:
-        """The micro-batches before the last, which the optimizer evaluates itself."""
+        """Return and forget the micro-batches before the last one, which the optimizer evaluates itself."""
         self._stepped = True
         self._iterates.close()
         closures, self._closures = self._closures, []
         return closures
 
-    def _keep(self, trainer: Trainer, module: LightningModule, loss: Tensor, batch: Any, batch_idx: int) -> Closure:
-        """A closure whose first evaluation has taken place. Lightning's gradients are of this process only."""
+    def _micro_batch(
+        self, trainer: Trainer, module: LightningModule, loss: Tensor, batch: Any, batch_idx: int
+    ) -> Closure:
+        """Return a closure for a batch that Lightning has evaluated, with gradients averaged over all processes."""
         count, random, optimizer = trainer.accumulate_grad_batches, self._random, trainer.optimizers[0]
         grads = {p: p.grad * count for p in module.parameters() if p.grad is not None}
         grads = {p: trainer.strategy.reduce(grad, reduce_op="mean") for p, grad in grads.items()}
@@ -123,13 +125,17 @@ class MicroBatches(Callback):
 
 
 class VSGDMixin:
-    """In front of `LightningModule`, for automatic optimization with `VSGD`. Other optimizers are left alone.
+    """A mixin for `LightningModule` that supports `VSGD` in automatic optimization.
 
-    `training_step` is called a second time in about a tenth of the batches, at other parameters. The mixin drops what
-    this second call logs, and restores metrics, counters, lists and dictionaries that are attributes of the module.
-    `outputs["loss"]` is the first loss. Code that counts elsewhere should check `vsgd.torch.is_probing()`. With
-    `accumulate_grad_batches` each batch is a sample, and its gradient is clipped. A batch for which `training_step`
-    returns None takes no part in the step. Passes without backward, as of `StochasticWeightAveraging`, take no step.
+        class Digits(VSGDMixin, LightningModule): ...
+
+    In about a tenth of the batches, `training_step` is called a second time, at other parameters. The mixin ignores
+    what this call logs, and restores metrics, counters, lists and dictionaries that are attributes of the module.
+    `outputs["loss"]` is the first loss. Code that counts elsewhere should check `vsgd.torch.is_probing()`.
+
+    With `accumulate_grad_batches`, each batch is a sample, and its gradient is clipped. A step ignores batches for
+    which `training_step` returns None. Passes without backward, as in `StochasticWeightAveraging`, take no step. Other
+    optimizers are not affected.
     """
 
     trainer: Any
@@ -137,10 +143,12 @@ class VSGDMixin:
     on_before_optimizer_step: Any
 
     def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log in first evaluations only."""
         if not is_probing():
             super().log(*args, **kwargs)  # type: ignore[misc]
 
     def configure_callbacks(self) -> list[Callback]:
+        """Return the callbacks of the module, and one that collects micro-batches."""
         configured = super().configure_callbacks()  # type: ignore[misc]
         self._vsgd_micro_batches = MicroBatches()
         return [*(configured if isinstance(configured, (list, tuple)) else [configured]), self._vsgd_micro_batches]
@@ -148,6 +156,7 @@ class VSGDMixin:
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: LightningOptimizer, optimizer_closure: Any = None
     ) -> None:
+        """Take a step with the micro-batches so far. Other optimizers step as usual."""
         vsgd = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         if not isinstance(vsgd, VSGD):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)  # type: ignore[misc]
@@ -187,7 +196,7 @@ class VSGDMixin:
 
 
 def accumulating(trainer: Any) -> VSGD | None:
-    """The optimizer for which batches accumulate, if they do."""
+    """Return the `VSGD` optimizer if gradients are accumulated over batches, else None."""
     optimizer = trainer.optimizers[0] if trainer.accumulate_grad_batches > 1 else None
     return optimizer if isinstance(optimizer, VSGD) else None
 
@@ -199,13 +208,13 @@ def multiply_gradients(module: Any, factor: float) -> None:
 
 
 def scale_of(trainer: Any) -> float:
-    """What the loss is multiplied by, with precision="16-mixed"."""
+    """Return the factor on the loss with precision="16-mixed"."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     return 1.0 if scaler is None else float(scaler.get_scale())
 
 
 def clip(trainer: Any, module: Any) -> None:
-    """Clip gradients as the settings of the trainer say."""
+    """Clip the gradients by the settings of the trainer."""
     limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
     multiply_gradients(module, 1 / scale_of(trainer))
     module.configure_gradient_clipping(trainer.optimizers[0], limit, algorithm)
@@ -213,7 +222,7 @@ def clip(trainer: Any, module: Any) -> None:
 
 
 def current_buffers(saved: Saving) -> list[SavedBuffer]:
-    """Return the buffers that an evaluation has saved, with their present values."""
+    """Return the buffers that an evaluation has saved, with their current values."""
     buffers = [(each.module, each.name, getattr(each.module, each.name)) for each in saved.buffers]
     return [SavedBuffer(module, name, buffer, buffer.detach().clone()) for module, name, buffer in buffers]
 
@@ -227,7 +236,7 @@ def leaving_no_trace(module: Any) -> Iterator[None]:
 
 @contextmanager
 def metrics_set_aside(module: Any) -> Iterator[None]:
-    """Within, the metrics of a module are copies."""
+    """Replace the metrics of a module by copies within the context."""
     found = [(name, part) for name, part in module.named_modules() if isinstance(part, Metric | MetricCollection)]
     names = [name for name, _ in found]
     outermost = [(name, part) for name, part in found if not any(name.startswith(f"{other}.") for other in names)]

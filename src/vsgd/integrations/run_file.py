@@ -1,8 +1,8 @@
 """The log of a training run: a header, then a line of JSON for each logged step. Needs neither torch nor NumPy.
 
-A line has the names of tensors only if they have changed since the line before. A number that is not finite is null.
-`Reader` copes with a last line that is not complete yet, with lines that a crash has cut, and with any other content:
-every field is checked for its type and range, and memory is bounded whatever the length of lines and file.
+A line has the names of tensors only if they have changed since the previous line. A number that is not finite is null.
+`Reader` accepts incomplete lines and arbitrary content. It checks the type and range of every field, and its memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -24,24 +24,32 @@ MAX_LINE = 1 << 22
 """Maximum length of a line, in bytes."""
 
 MAX_RECORDS = 100_000
-"""Of a longer log, every second record of the older half is dropped, again and again."""
+"""Maximum number of records in memory. Above it, every second record of the older half is dropped."""
 
 MAX_COUNT = 2**53
 MAX_NUMBER = 1e100
-"""Larger numbers are taken as not known, so that sums and ratios stay finite."""
+"""Larger numbers become NaN, so that sums and ratios stay finite."""
 
 MAX_TIME = 1e12
-"""In seconds since 1970."""
+"""Maximum time, in seconds since 1970."""
 
 MAX_NAME = 1000
-"""Longer names of tensors are cut."""
+"""Maximum length of the name of a tensor. Longer names are cut."""
 
-TENSORS_KEPT = 3
-"""A long run has many records, and only the last ones are asked for their tensors."""
+RECORDS_WITH_TENSORS = 3
+"""Number of recent records whose tensors are stored. Nothing uses the tensors of older ones."""
 
 
 class TensorRecord(NamedTuple):
-    """What `opt.info()` said of one tensor; rates are those that 5, 50 and 95 in a hundred coordinates are below."""
+    """The values of `opt.info()` for one tensor.
+
+    Attributes:
+        name, basis: name of the tensor, and the basis of its coordinates.
+        low_rate, rate, high_rate: 5 %, 50 % and 95 % quantiles of the learning rates.
+        memory: median of τ.
+        signal_to_noise: median of the signal-to-noise ratio.
+        outliers: fraction of coordinates with an outlier in the last step.
+    """
 
     name: str
     basis: str
@@ -57,13 +65,14 @@ class Record(NamedTuple):
     """A line of the log.
 
     Attributes:
-        step: how many steps have been taken.
+        step: number of steps so far.
         time: seconds since 1970.
-        steps: how many of them since the line before, those skipped included.
-        loss: mean over these steps, those that were not finite left out.
+        steps: number of steps since the previous line, including skipped ones.
+        loss: mean over these steps, without losses that are not finite.
         gradients: evaluations of a minibatch per step.
-        skipped: steps so far that were left out because something was not finite.
-        batch: how many times the present batch is worth using; NaN where that is not known.
+        skipped: number of steps so far that were skipped because a value was not finite.
+        batch: batch size worth using, in units of the current one; NaN if it is not known.
+        tensors: a record for each tensor.
     """
 
     step: int
@@ -77,6 +86,7 @@ class Record(NamedTuple):
 
     @property
     def names(self) -> list[list[str]]:
+        """Return the name and the basis of each tensor."""
         return [[tensor.name, tensor.basis] for tensor in self.tensors]
 
 
@@ -85,18 +95,18 @@ def _number(value: float) -> float | None:
 
 
 def _count(value: Any) -> int:
-    """Check a number of steps."""
+    """Return a number of steps, or raise ValueError."""
     if type(value) is not int or not 0 <= value <= MAX_COUNT:
         raise ValueError(f"{value!s:.40} is not a count")
     return value
 
 
 def _float(value: Any, least: float = -math.inf) -> float:
-    """Check a number; NaN for null, and for what is too large to be computed with."""
+    """Return a number, or raise ValueError. Null and numbers above `MAX_NUMBER` become NaN."""
     if value is None:
         return math.nan
     if type(value) not in (int, float) or not least <= value < math.inf:
-        raise ValueError(f"{value!s:.40} is not a number that a log has")
+        raise ValueError(f"{value!s:.40} is not a valid number")
     return float(value) if abs(value) <= MAX_NUMBER else math.nan
 
 
@@ -132,7 +142,7 @@ def _tensor(names: Any, numbers: Any) -> TensorRecord:
 
 
 def to_line(record: Record, before: Record | None) -> str:
-    """The record as a line, with the names of tensors if they are not those of the record before."""
+    """Return the record as a line, with the names of tensors if they differ from those of the previous record."""
     fields = {
         **{"step": record.step, "time": round(record.time, 2), "steps": record.steps, "loss": _number(record.loss)},
         **{"gradients": _number(record.gradients), "skipped": record.skipped, "batch": _number(record.batch)},
@@ -143,7 +153,15 @@ def to_line(record: Record, before: Record | None) -> str:
 
 
 def from_line(line: str, names: list[list[str]]) -> Record:
-    """Return the record in a line. Raises ValueError if `to_line` cannot have written the line."""
+    """Return the record in a line.
+
+    Args:
+        line: a line that `to_line` returned.
+        names: names of the tensors in the previous record.
+
+    Raises:
+        ValueError: if `to_line` cannot have returned the line.
+    """
     try:
         fields = json.loads(line, parse_constant=_constant)
         names, tensors = fields.get("names", names), fields["tensors"]
@@ -165,13 +183,19 @@ def from_line(line: str, names: list[list[str]]) -> Record:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether the file begins as a log does."""
+    """Return whether a file begins with the header of a log."""
     with path.open("rb") as file:
         return file.read(len(HEADER)) == HEADER.encode()
 
 
 class Reader:
-    """Reads a log while it is being written: `update` reads what is new."""
+    """Reads a log while it is being written.
+
+    Attributes:
+        path: the file.
+        records: the records so far. Only the last `RECORDS_WITH_TENSORS` have tensors.
+        bad_lines: number of lines that could not be read.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -179,14 +203,17 @@ class Reader:
 
     def _forget(self) -> None:
         self.records: list[Record] = []
-        """Only the last ones have their tensors."""
         self.bad_lines = 0
         self._offset, self._rest = 0, b""
         self._too_long = False
-        self._taken_up = False
+        self._resumed = False
 
     def update(self) -> None:
-        """Read what is new. A file that has become shorter is read from its beginning again."""
+        """Read new lines. If the file has become shorter, read it from the beginning.
+
+        Raises:
+            UserError: if the file does not exist, or is not the log of a run.
+        """
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):
                 raise UserError(f"cannot read {self.path}: it is not a regular file, as the log of a run is")
@@ -210,27 +237,27 @@ class Reader:
             if not self._too_long:
                 self._take(line.decode("utf-8", "replace").strip())
             self._too_long = False
-        if len(rest) > MAX_LINE:  # the remainder of the line is passed over
+        if len(rest) > MAX_LINE:  # the rest of the line is skipped
             self.bad_lines += not self._too_long
             self._rest, self._too_long = b"", True
 
     def _take(self, line: str) -> None:
-        if not line or line == HEADER:  # a header in between: training was taken up again
-            self._taken_up |= line == HEADER
+        if not line or line == HEADER:  # a header after the first line: training was resumed
+            self._resumed |= line == HEADER
             return
         try:
             record = from_line(line, self.records[-1].names if self.records else [])
         except ValueError:
             self.bad_lines += 1
             return
-        # within a run, a step that was skipped has the number of the last that was taken
-        newest = record.step - 1 if self._taken_up else record.step
+        # within a run, a skipped step has the number of the previous step
+        newest = record.step - 1 if self._resumed else record.step
         while self.records and self.records[-1].step > newest and record.step > 0:
-            self.records.pop()  # taken up from an earlier checkpoint
-        self._taken_up = False
+            self.records.pop()  # resumed from an earlier checkpoint
+        self._resumed = False
         self.records.append(record)
-        if len(self.records) > TENSORS_KEPT:
-            old = len(self.records) - TENSORS_KEPT - 1
+        if len(self.records) > RECORDS_WITH_TENSORS:
+            old = len(self.records) - RECORDS_WITH_TENSORS - 1
             self.records[old] = self.records[old]._replace(tensors=())
         if len(self.records) > MAX_RECORDS:
             del self.records[1 : MAX_RECORDS // 2 : 2]

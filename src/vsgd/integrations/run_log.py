@@ -1,15 +1,15 @@
-"""Watching a training run: a log for `vsgd watch`, and a progress bar that shows the same in one line.
+"""Monitor a training run with a log for `vsgd watch`, or with a progress bar.
 
     from vsgd.integrations.run_log import RunLog, progress
 
     opt = VSGD(model.named_parameters())
-    RunLog(opt, "run.jsonl")        # then, elsewhere: vsgd watch run.jsonl
+    RunLog(opt, "run.jsonl")        # in another terminal: vsgd watch run.jsonl
 
     for x, y in progress(loader, opt):
         opt.minimize(lambda: F.cross_entropy(model(x), y))
 
-Both hang on hooks of the optimizer, so they work in any loop and in any trainer. They read `opt.info()` and the losses
-that closures return, and change nothing.
+Both use hooks of the optimizer, so they work in any loop and in any trainer. They read `opt.info()` and the losses of
+closures, and do not affect training.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ with needs_extra("vsgd.integrations.run_log", "torch"):
 
 Item = TypeVar("Item")
 
-KEPT_RECORDS = 200
-"""Records that the alarms of a progress bar look back on."""
+MAX_RECORDS = 200
+"""Number of records that the alarms of a progress bar use."""
 
 
 class StepMeter:
@@ -54,6 +54,7 @@ class StepMeter:
         self._handles = [opt.register_step_pre_hook(self._before), opt.register_step_post_hook(self._after)]
 
     def close(self) -> None:
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -62,7 +63,7 @@ class StepMeter:
         self._steps, self._evaluations = 0, 0.0
 
     def _before(self, opt: VSGD, args: Any, kwargs: Any) -> Any:
-        """Give the optimizer closures that are counted."""
+        """Replace the closures of a step by closures that are counted."""
         if len(args) > 1:
             return (args[0], self._counted(args[1]), *args[2:]), kwargs
         return args, {**kwargs, "closure": self._counted(kwargs.get("closure"))}
@@ -73,7 +74,7 @@ class StepMeter:
         return self._count(closure, 1)
 
     def _count(self, closure: Any, micro_batches: int) -> Any:
-        if not callable(closure):  # the optimizer says what is wrong with it
+        if not callable(closure):  # the optimizer raises an error
             return closure
 
         def counted() -> Any:
@@ -113,15 +114,21 @@ class StepMeter:
 
 
 class RunLog:
-    """Append a line to a file every `every` steps, for `vsgd watch`.
+    """Write a log of a training run for `vsgd watch`.
+
+        RunLog(opt, "run.jsonl")    # in another terminal: vsgd watch run.jsonl
+
+    In distributed training, only the first process writes. If writing fails later, a warning is issued, and training
+    continues.
 
     Args:
-        opt: the optimizer. `VSGD(model.named_parameters())` gives names to tensors.
-        path: the file. A log that is there already is continued, as after a checkpoint; any other file is refused.
-        every: steps between lines. A line costs about as much as `opt.info()`.
+        opt: the optimizer. `VSGD(model.named_parameters())` sets the names of tensors.
+        path: the file. An existing log is continued, as after a resume.
+        every: steps between lines. A line takes about as long as `opt.info()`.
 
-    In distributed training only the first process writes. A file that cannot be written to is a warning, not the end
-    of the training.
+    Raises:
+        ValueError: if the file exists and is not a log, or if `every` is below 1.
+        OSError: if the file cannot be created.
     """
 
     def __init__(self, opt: VSGD, path: str | Path, every: int = 20):
@@ -136,7 +143,7 @@ class RunLog:
         start = HEADER
         if self._path.exists() and self._path.stat().st_size:
             if not is_run(self._path):
-                raise ValueError(f"{self._path} is there already and not the log of a run; choose another name")
+                raise ValueError(f"{self._path} exists and is not the log of a run; choose another name")
             start = "\n" + start  # the last line may have been cut
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._append(start)
@@ -154,8 +161,8 @@ class RunLog:
         self._before = record
 
 
-def in_one_line(record: Record, said: list[str]) -> str:
-    """What a progress bar shows."""
+def in_one_line(record: Record, messages: list[str]) -> str:
+    """Return the text of a progress bar: a record, and the first of the alarms."""
     words = [] if math.isnan(record.loss) else [f"loss {record.loss:.4g}"]
     if record.tensors:
         rates = sorted(tensor.rate for tensor in record.tensors)
@@ -166,17 +173,27 @@ def in_one_line(record: Record, said: list[str]) -> str:
     words.append(f"{record.gradients:.2f} gradients/step")
     if not math.isnan(record.batch):
         words.append(f"batch worth using ×{record.batch:.2g}")
-    return ", ".join(words) + "".join(f" ! {alarm}" for alarm in said[:1])
+    return ", ".join(words) + "".join(f" ! {alarm}" for alarm in messages[:1])
 
 
 def progress(loader: Iterable[Item], opt: VSGD, every: int = 20, **options: Any) -> Iterator[Item]:
-    """Iterate with a `tqdm` bar that shows the loss, the median rate and signal-to-noise of the tensors, and an alarm.
+    """Iterate with a `tqdm` progress bar that shows loss, median learning rate, signal-to-noise ratio, and an alarm.
+
+        for x, y in progress(loader, opt):
+            opt.minimize(lambda: F.cross_entropy(model(x), y))
 
     Args:
-        loader: what to iterate over.
+        loader: an iterable, usually a `DataLoader`.
         opt: the optimizer that takes a step for each item.
-        every: steps between changes of what is shown.
-        options: as for `tqdm`, such as `desc="epoch 1"`.
+        every: number of steps between updates of the text.
+        options: arguments of `tqdm`, such as `desc="epoch 1"`.
+
+    Yields:
+        The items of `loader`.
+
+    Raises:
+        ModuleNotFoundError: if tqdm is not installed.
+        ValueError: if `every` is below 1.
     """
     try:
         from tqdm.auto import tqdm
@@ -187,7 +204,7 @@ def progress(loader: Iterable[Item], opt: VSGD, every: int = 20, **options: Any)
 
         def show(record: Record) -> None:
             records.append(record)
-            del records[:-KEPT_RECORDS]
+            del records[:-MAX_RECORDS]
             bar.set_postfix_str(in_one_line(record, alarms(records)), refresh=False)
 
         meter = StepMeter(opt, every, show)

@@ -1,11 +1,11 @@
-"""Linear models on a Spark cluster: every partition of a data frame is learned from where it is, and models are merged.
+"""Linear models on a Spark cluster: every executor trains on its partitions, and the models are merged.
 
     from vsgd.integrations.spark import fit
 
     model = fit(VSGDClassifier(), frame.cache(), target="clicked")
 
-Each round is a pass over the data by `mapInPandas`. A model travels to the executors and one per partition comes back.
-The result is that of `vsgd.sklearn.fit_parts` on the same partitions, to the bit.
+Each round is a pass over the data by `mapInPandas`. It sends a model to the executors and receives one per partition.
+The result is bit-for-bit that of `vsgd.sklearn.fit_parts` on the same partitions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vsgd.sklearn.merging import fit_rounds
 def run_on_partition(
     function: Callable[[int, Any, Any], Any], target: str, batches: Iterable[pd.DataFrame]
 ) -> Iterator[pd.DataFrame]:
-    """What an executor does with the batches of a partition: one row, its number and what the function returned."""
+    """Call the function on a partition, and yield one row: its number and the pickled result. Runs on an executor."""
     frames = list(batches)
     if frames:
         frame = pd.concat(frames, ignore_index=True)
@@ -34,14 +34,23 @@ def run_on_partition(
 
 
 def fit(estimator: Any, frame: Any, *, target: str, rounds: int = 3, classes: Any = None) -> Any:
-    """A fitted copy of a `VSGDClassifier` or `VSGDRegressor`; one that is fitted already goes on from there.
+    """Train a linear model on the partitions of a Spark data frame.
+
+        model = fit(VSGDClassifier(), frame.cache(), target="clicked")
 
     Args:
-        frame: a Spark data frame of numbers, and the target. It is read once a round, so cache it. A partition is a
-            part and must fit into the memory of its executor.
+        estimator: a `VSGDClassifier` or `VSGDRegressor`. If it is fitted, training continues from there.
+        frame: a Spark data frame of numbers and the target. It is read once per round, so cache it. Each partition
+            must fit into the memory of its executor.
         target: name of the column to predict.
-        rounds: passes over the data.
+        rounds: number of passes over the data.
         classes: all labels. Without them, one more pass over the data collects them.
+
+    Returns:
+        A fitted copy of the estimator.
+
+    Raises:
+        ValueError: if the data frame has no column `target`, or no rows.
     """
     if target not in frame.columns:
         raise ValueError(f"the data frame has no column {target!r}; its columns are {frame.columns}")

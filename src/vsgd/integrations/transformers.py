@@ -6,8 +6,8 @@
     trainer.train()
     print(trainer.vsgd.info())
 
-Trainer calls `step()` without a closure, after it has computed the gradients of all micro-batches. Here micro-batches
-are collected, and the last of them takes the step: every call of `training_step` is a closure.
+Trainer calls `step()` without a closure, after it has computed the gradients of all micro-batches. `VSGDTrainer`
+collects the micro-batches instead. `training_step` of the last one takes the step, with a closure per micro-batch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ IGNORED = ("optim", "optim_args", "optim_target_modules", "learning_rate", "adam
 
 
 class StepTaken(AcceleratedOptimizer):  # type: ignore[misc]
-    """The optimizer as Trainer sees it. Its step has been taken when Trainer asks for it."""
+    """The optimizer that Trainer holds. Its `step` does nothing, since `training_step` has taken the step."""
 
     def step(self, closure: Any = None) -> None:
-        pass
+        """Do nothing."""
 
 
 def unwrapped(optimizer: Any) -> Any:
+    """Return an optimizer without the wrappers of Accelerate."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer
@@ -57,18 +58,24 @@ def ignored_arguments(args: Any) -> list[str]:
 
 
 class VSGDTrainerMixin:
-    """In front of a Trainer class, lets it train with `VSGD`: `class MyTrainer(VSGDTrainerMixin, SFTTrainer): ...`
+    """A mixin for subclasses of Trainer that train with `VSGD`.
 
-    Options of `VSGD` are given as `optimizer_cls_and_kwargs=(VSGD, {"compact": True})`, or an optimizer as
+        class MyTrainer(VSGDTrainerMixin, SFTTrainer): ...
+
+    Pass options of `VSGD` as `optimizer_cls_and_kwargs=(VSGD, {"compact": True})`, or an optimizer as
     `optimizers=(VSGD(...), None)`. `learning_rate`, `optim` and the settings of Adam are ignored with a warning.
-    `weight_decay` applies to the parameters that Trainer would decay. The scheduler is constant after `warmup_steps`,
-    unless `lr_scheduler_type` names one other than Trainer's default, "linear". It is a factor on the rates, which is
-    logged as `lr_factor`.
+    `weight_decay` applies to the parameters that Trainer would decay.
 
-    Each of the `gradient_accumulation_steps` micro-batches is a sample; `max_grad_norm` clips the gradient of each. The
-    logged loss and gradient norm are those of the first evaluations. A second evaluation of `compute_loss` leaves the
-    attributes of the trainer and of its `state` unchanged: counters, and lists and dictionaries of metrics. Code that
-    counts elsewhere should check `vsgd.torch.is_probing()`.
+    The scheduler is constant after `warmup_steps`, unless `lr_scheduler_type` differs from Trainer's default, "linear".
+    It is a factor on the learning rates and is logged as `lr_factor`.
+
+    Each of the `gradient_accumulation_steps` micro-batches is a sample. `max_grad_norm` clips the gradient of each. The
+    logged loss and gradient norm are those of the first evaluations. After a second evaluation of `compute_loss`, the
+    attributes of the trainer and of its `state` are restored: counters, lists and dictionaries. Code that counts
+    elsewhere should check `vsgd.torch.is_probing()`.
+
+    Raises:
+        ValueError: with `fp16=True`, DeepSpeed or FSDP, which are not supported.
     """
 
     model: Any
@@ -100,13 +107,14 @@ class VSGDTrainerMixin:
 
     @property
     def vsgd(self) -> VSGD:
-        """The optimizer itself, for `trainer.vsgd.info()`."""
+        """Return the optimizer without wrappers, for `trainer.vsgd.info()`."""
         optimizer = unwrapped(self.optimizer)
         if not isinstance(optimizer, VSGD):
             raise TypeError(f"VSGDTrainer trains with VSGD; its optimizer is {type(optimizer).__name__}")
         return optimizer
 
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
+        """Create `VSGD`, or wrap the given optimizer."""
         self._vsgd_micro_batches: list[Any] = []
         if self.optimizer is None:
             kind, options = self.optimizer_cls_and_kwargs or (VSGD, {})
@@ -117,7 +125,7 @@ class VSGDTrainerMixin:
         return self.optimizer
 
     def _vsgd_groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return the parameters with their names: one group, or with `weight_decay` those of Trainer."""
+        """Return the named parameters: one group, or with `weight_decay` the two groups of Trainer."""
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if self.args.weight_decay == 0:
             return [{"params": named}]
@@ -129,22 +137,23 @@ class VSGDTrainerMixin:
         return [group for group in groups if group["params"]]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        asked = self.args.lr_scheduler_type
-        if asked == SchedulerType.LINEAR:
+        """Create the scheduler, which is constant after warm-up instead of Trainer's default."""
+        configured = self.args.lr_scheduler_type
+        if configured == SchedulerType.LINEAR:
             self.args.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP
         try:
             return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
         finally:
-            self.args.lr_scheduler_type = asked
+            self.args.lr_scheduler_type = configured
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the factor of the scheduler as `lr_factor`: it is not a learning rate."""
+        """Log the factor of the scheduler as `lr_factor`, since it is not a learning rate."""
         if "learning_rate" in logs:
             logs = {"lr_factor" if name == "learning_rate" else name: value for name, value in logs.items()}
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Keep a micro-batch, or take the step if it is the last. The losses of all are returned with the last."""
+        """Collect a micro-batch. If it is the last one, take the step and return the sum of all losses."""
         self._vsgd_micro_batches.append(inputs)
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
@@ -159,7 +168,7 @@ class VSGDTrainerMixin:
     def _vsgd_evaluate(
         self, model: nn.Module, items: Any, count: int, grads: dict[Tensor, Tensor], inputs: Any
     ) -> Tensor:
-        """The loss of a micro-batch and its gradient. Adds the latter to `grads` in a first evaluation."""
+        """Compute the loss of a micro-batch and its gradient. In a first evaluation, add the gradient to `grads`."""
         with attributes_restored(self, self.state) if is_probing() else nullcontext():
             loss: Tensor = super().training_step(model, copy.copy(inputs), items)  # type: ignore[misc]
         for parameter in model.parameters():
@@ -173,4 +182,8 @@ class VSGDTrainerMixin:
 
 
 class VSGDTrainer(VSGDTrainerMixin, Trainer):
-    """`transformers.Trainer` with `VSGD`, which has no learning rate to choose. See `VSGDTrainerMixin`."""
+    """`transformers.Trainer` with `VSGD` as its optimizer. See `VSGDTrainerMixin`.
+
+    trainer = VSGDTrainer(model=model, args=args, train_dataset=data)
+    trainer.train()
+    """

@@ -1,4 +1,4 @@
-"""`vsgd watch RUN`: show a training run as text, and update it whenever its log has grown."""
+"""The command `vsgd watch RUN`, which shows a training run as text and follows its log."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from vsgd.integrations.run_file import Reader, Record, TensorRecord
 BLOCKS = "▁▂▃▄▅▆▇█"
 CLEAR, BOLD, WARN, QUIET, END = "\x1b[H\x1b[J", "\x1b[1m", "\x1b[1;33m", "\x1b[2m", "\x1b[0m"
 BAR = 24
-"""Characters of the drawing of a tensor's rates."""
+"""Width of the drawing of the learning rates of a tensor, in characters."""
 
 SILENT = 10
-"""A log is reported as silent if it has not grown for this many times its usual interval."""
+"""An alarm is shown if the log has no new line for this many times its usual interval."""
 
 OTHER_LINES = 12
-"""Lines of the terminal that are not about tensors."""
+"""Number of lines that do not show tensors."""
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Means over equal parts of the values as blocks, on a logarithmic scale if they are positive."""
+    """Return block characters for means over equal parts of the values, on a log scale if all are positive."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return ""
@@ -45,13 +45,19 @@ def sparkline(values: list[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Return a duration such as "2 h 5 min"."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def rate_bar(tensor: TensorRecord, low: float, high: float) -> str:
-    """From 5 to 95 in a hundred of the rates as a line, with a dot at the median, on one scale for all tensors."""
+    """Return a line from the 5 % to the 95 % quantile of the rates, with a dot at the median.
+
+    Args:
+        tensor: the tensor.
+        low, high: ends of the log scale, equal for all tensors.
+    """
 
     def place(rate: float) -> int:
         share = math.log(rate / low) / math.log(high / low) if high > low and rate > low else 0.5 * (high <= low)
@@ -64,7 +70,7 @@ def rate_bar(tensor: TensorRecord, low: float, high: float) -> str:
 
 
 def tensor_lines(tensors: tuple[TensorRecord, ...], room: int, width: int) -> list[str]:
-    """A table of as many tensors as there is room for."""
+    """Return a table of the first tensors, with at most `room` rows of `width` characters."""
     positive = [rate for t in tensors for rate in (t.low_rate, t.rate, t.high_rate) if rate > 0]
     high = max(positive, default=1.0)
     low = max(min(positive, default=1.0), 1e-8 * high)
@@ -79,11 +85,12 @@ def tensor_lines(tensors: tuple[TensorRecord, ...], room: int, width: int) -> li
         numbers = f"{t.rate:>8.1e}{t.signal_to_noise:>14.2g}{t.memory:>8.1f}{t.outliers:>10.1%}  {one_line(t.basis)}"
         lines.append(f"{name:<{longest}}  {rate_bar(t, low, high)}  {numbers}")
     if len(shown) < len(tensors):
-        lines.append(f"… and {len(tensors) - len(shown)} more: a higher window, or --once, shows them")
+        lines.append(f"… and {len(tensors) - len(shown)} more; enlarge the window or use --once to see them")
     return [line[:width] for line in lines]
 
 
 def loss_line(records: list[Record], width: int) -> str:
+    """Return the line about the loss."""
     known = [record for record in records if math.isfinite(record.loss)]
     if not known:
         return "loss       not known"
@@ -93,7 +100,7 @@ def loss_line(records: list[Record], width: int) -> str:
 
 
 def view(reader: Reader, size: os.terminal_size, now: float, color: bool) -> str:
-    """The whole text."""
+    """Return the text of the whole window."""
 
     def paint(text: str, code: str) -> str:
         return f"{code}{text}{END}" if color else text
@@ -105,23 +112,24 @@ def view(reader: Reader, size: os.terminal_size, now: float, color: bool) -> str
     elapsed = max(0.0, last.time - first.time)
     pace = f", {(last.step - first.step) / elapsed:.3g} steps/s" if elapsed > 0 else ""
     lines += [f"step       {last.step:<10,} {duration(elapsed)}{pace}", loss_line(records, size.columns)]
-    lines.append(f"gradients  {f'{last.gradients:.2f}':<10} a step; {last.skipped} steps skipped")
+    lines.append(f"gradients  {f'{last.gradients:.2f}':<10} per step; {last.skipped} steps skipped")
     if math.isfinite(last.batch):
-        lines.append(f"batch      ×{last.batch:<9.3g} the present one is worth using")
-    said = alarms(records)
+        lines.append(f"batch      ×{last.batch:<9.3g} the current size is worth using")
+    messages = alarms(records)
     if len(records) > 2 and now - last.time > SILENT * max(1.0, elapsed / (len(records) - 1)):
-        said.append(f"nothing has been recorded for {duration(now - last.time)}: ended, or stuck")
+        messages.append(f"nothing has been recorded for {duration(now - last.time)}: the run has ended or hangs")
     if reader.bad_lines:
-        said.append(f"{reader.bad_lines} lines of the log could not be read")
-    lines += [paint(f"! {alarm}"[: size.columns], WARN) for alarm in said] or [paint("no alarms", QUIET)]
+        messages.append(f"{reader.bad_lines} lines of the log could not be read")
+    lines += [paint(f"! {alarm}"[: size.columns], WARN) for alarm in messages] or [paint("no alarms", QUIET)]
     if not last.tensors:
-        return "\n".join([*lines, "", "still starting: no tensor has learned yet"])
-    return "\n".join([*lines, "", *tensor_lines(last.tensors, size.lines - OTHER_LINES - len(said), size.columns)])
+        return "\n".join([*lines, "", "still starting: no tensor has been updated yet"])
+    room = size.lines - OTHER_LINES - len(messages)
+    return "\n".join([*lines, "", *tensor_lines(last.tensors, room, size.columns)])
 
 
 def watch(arguments: argparse.Namespace) -> None:
-    """Show a training run that RunLog records: loss, learning rates and noise of each tensor, gradients a step, what
-    was rotated, the batch size worth using, and alarms in words. Ctrl-C ends it; the training does not notice."""
+    """Show a training run that RunLog records: loss, gradients per step, learning rates and noise of each tensor, the
+    batch size worth using, and alarms. Ctrl-C ends the display; it does not affect training."""
     reader = Reader(arguments.run_file)
     reader.update()
     live = sys.stdout is not None and sys.stdout.isatty() and not arguments.once
@@ -139,11 +147,9 @@ def watch(arguments: argparse.Namespace) -> None:
 
 
 def add_watch_command(commands: Any) -> None:
-    """Add it to what `ArgumentParser.add_subparsers` returned."""
-    command = commands.add_parser("watch", help="show a training run as it goes", description=watch.__doc__)
+    """Add the command to the result of `ArgumentParser.add_subparsers`."""
+    command = commands.add_parser("watch", help="show a training run while it runs", description=watch.__doc__)
     command.add_argument("run_file", type=Path, metavar="RUN", help="the file that RunLog(opt, RUN) writes")
-    command.add_argument("--once", action="store_true", help="print it once, and all tensors (as into a pipe)")
-    command.add_argument(
-        "--seconds", type=positive_number, default=1.0, help="between two looks at the file (default: 1)"
-    )
+    command.add_argument("--once", action="store_true", help="print the current state with all tensors, and exit")
+    command.add_argument("--seconds", type=positive_number, default=1.0, help="seconds between updates (default: 1)")
     command.set_defaults(run=watch)

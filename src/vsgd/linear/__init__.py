@@ -1,4 +1,4 @@
-"""Linear models on sparse rows: the kernel under `vsgd.sklearn` and `vsgd fit`. NumPy and numba only."""
+"""Linear models on sparse rows, used by `vsgd.sklearn` and `vsgd fit`. Needs NumPy and numba only."""
 
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION, Task
 from vsgd.linear.model import Model, new_model

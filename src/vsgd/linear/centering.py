@@ -1,8 +1,8 @@
-"""Columns are centered by their running means, and sparse rows stay sparse. Plain Python, compiled into the pass.
+"""Center columns by their running means while rows stay sparse. Plain Python, compiled into the training pass.
 
-The margin of a row is Σ θ_j (x_j − c_j) + b. When a center c_j moves by d, the intercept b absorbs θ_j d, so that no
-prediction changes. Only columns that are non-zero in many rows have a center: the mean of a rare column is small next
-to its values, and all its zeros would become elements.
+The margin of a row is Σ θ_j (x_j − c_j) + b. When a center c_j changes by d, θ_j d is added to the intercept b, so that
+no prediction changes. Only columns that are non-zero in many rows have a center. The mean of a rare column is small
+compared with its values, and centering would make all its zeros non-zero.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_refresh_due(rows_before: int, rows: int) -> bool:
 
 
 def move_centers(model: Model, task: Task) -> None:
-    """Set centers to the means so far; update the mean square and the largest |x − center| of each column."""
+    """Set the centers to the current means. Update the mean square and the largest |x − center| of each column."""
     columns, table = model.columns, model.table
     intercept = table.shape[0] - 1
     rows = float(model.progress[FRESH_ROWS])
@@ -88,7 +88,7 @@ def move_centers(model: Model, task: Task) -> None:
 
 
 def list_centered(model: Model, task: Task, work: Workspace) -> None:
-    """Give the columns with a center the first slots."""
+    """Assign the first slots of the workspace to the columns with a center."""
     for s in range(work.centered[0]):
         work.slot_of[work.column[s]] = NO_SLOT
     count = np.uint32(0)
@@ -105,7 +105,7 @@ def list_centered(model: Model, task: Task, work: Workspace) -> None:
 def most_centered(model: Model, rows: Rows) -> int:
     """Return an upper bound on the number of columns that have a center during a pass over these rows.
 
-    A column with a center is non-zero in at least `MIN_FREQUENCY` of the rows, so the mean length of rows bounds it.
+    Such a column is non-zero in at least `MIN_FREQUENCY` of the rows, so the bound follows from the length of rows.
     """
     before = model.columns[:, COUNT].sum() / max(int(model.progress[FRESH_ROWS]), 1)
     longest = max(float(before), float(rows.length.max(initial=0)))

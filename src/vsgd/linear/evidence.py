@@ -1,12 +1,12 @@
-"""The penalty that is estimated while learning. Plain Python, compiled into the pass.
+"""Estimate the L2 penalty during training. Plain Python, compiled into the training pass.
 
-The prior of each coefficient, in the unit of its column, is normal with precision λ. The evidence (MacKay 1992) gives
-λ = φ γ / Σ θ²: γ is the effective number of coefficients, φ the variance of slopes over their curvature (1 in a
-well-specified likelihood).
+The prior of each coefficient, in the unit of its column, is normal with precision λ. Maximizing the evidence (MacKay
+1992) gives λ = φ γ / Σ θ². Here γ is the effective number of coefficients, and φ is the variance of slopes divided by
+their curvature, which is 1 for a well-specified likelihood.
 
-On text this λ is too strong where words predict unseen rows well: coefficients of words are not normal. Rare columns,
-those without a center, are therefore penalized only as far as predictions of rows at their first visit show that the
-model over-fits.
+On text, this λ is too large if words predict unseen rows well, since coefficients of words are not normal. Columns
+without a center are therefore penalized only if the model overfits. Predictions for rows at their first visit measure
+that.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from vsgd.linear.model import (
 )
 
 SIGNIFICANT = 3.0
-"""The calibration c is taken this many standard errors above its estimate."""
+"""The calibration c is this many standard errors above its estimate."""
 
 DISTRUST = 5.0
-"""Rare columns have no penalty if c is 1, and the full one if it is smaller by 1 / DISTRUST."""
+"""Rare columns have no penalty if c = 1, and the full penalty if c ≤ 1 − 1 / DISTRUST."""
 
 MIN_CALIBRATION = 0.1
 """Lower limit on the calibration c: λ is divided by c²."""
 
 MAX_SHRINKAGE = 100.0
-"""Upper limit on the penalty, in units of the curvature. Coefficients thus never vanish, and grow again if a stream
-begins to have signal."""
+"""Upper limit on the penalty, in units of the curvature. Coefficients never become zero, so they can grow again if the
+signal in a stream increases."""
 
 FIXED_POINT_STEPS = 3
 
 
 def deviations(batch: Any, weights: Any, model: Model, work: Workspace) -> None:
-    """Distances of the margins to the mean margin of first visits, this minibatch included."""
+    """Compute margins minus the mean margin of first visits, including this minibatch, in `work.deviation`."""
     sums = model.sums
     for k in range(work.margin.shape[1]):
         for i in range(len(batch)):
@@ -84,17 +84,17 @@ def sum_over_rows(batch: Any, weights: Any, model: Model, task: Task, work: Work
 
 
 def distinct_rows(model: Model, task: Task) -> float:
-    """Return the number of training rows: the given one, or those visited so far."""
+    """Return the number of training rows: `task.data_rows` if it is known, otherwise the number visited so far."""
     return float(task.data_rows if task.data_rows > 0 else model.progress[FRESH_ROWS])
 
 
 def estimate_penalty(model: Model, task: Task) -> None:
     """Update λ and the calibration of each output.
 
-    Multiplying the deviation q of a margin by c adds slope·q (c − 1) + ½ curvature·q² (c − 1)² to the loss of its row.
-    The sum over rows at their first visit has its minimum near c = 1 if the model generalizes, and near c = 0 if it
-    has learned noise. In several passes over known rows, c is the lowest value since half of the first pass: in the
-    beginning every model over-fits, and later the penalty itself raises c.
+    The calibration c multiplies the deviation q of a margin. This adds slope·q (c − 1) + ½ curvature·q² (c − 1)² to
+    the loss of a row. Over rows at their first visit, the sum has its minimum near c = 1 if the model generalizes, and
+    near c = 0 if it has learned noise. If the number of rows is known, c is the minimum since the middle of the first
+    pass: every model overfits at the beginning, and later the penalty itself increases c.
     """
     sums, table = model.sums, model.table
     rows = float(model.progress[ROWS])
@@ -131,12 +131,12 @@ def estimate_penalty(model: Model, task: Task) -> None:
 
 
 def penalizes_rare(model: Model) -> bool:
-    """Return whether columns without a center have a penalty: some output over-fits."""
+    """Return whether columns without a center have a penalty, because some output overfits."""
     return bool(model.penalty[CALIBRATION].min() < 1.0)
 
 
 def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -> float:
-    """Return the weight of ½θ² per sample that contains the column, which has had `samples` of them."""
+    """Return the weight of ½θ² per sample with a non-zero value in the column. There were `samples` such samples."""
     rows = float(model.progress[ROWS])
     visits = samples * distinct_rows(model, task) / rows
     l2 = model.penalty[STRENGTH, k] / visits

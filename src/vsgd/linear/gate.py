@@ -1,4 +1,4 @@
-"""What the compiled kernel may be given: it checks neither bounds nor types, so all arrays are checked here first."""
+"""Validation of the arguments of compiled code, which checks neither bounds nor types."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from vsgd.linear.training import Training
 
 LARGEST_VALUE = 1e70
-"""Squared curvatures have the fourth power of a value, times that of the number of elements of a row."""
+"""Maximum |x|. Squared curvatures contain the fourth power of a value times that of the length of a row."""
 
-MOST_COLUMNS = 2**32 - 2
-"""The kernel counts columns in 32 bits."""
+MAX_COLUMNS = 2**32 - 2
+"""Maximum number of columns. Compiled code numbers them in 32 bits."""
 
 
 class Expected(NamedTuple):
@@ -30,7 +30,7 @@ class Expected(NamedTuple):
 
 
 def description_of(columns: int, outputs: int, averaged: bool) -> dict[str, Expected]:
-    """The arrays of a `Model`, in memory and in files."""
+    """Return the shapes and types of the arrays of a `Model`."""
     return {
         "table": Expected((columns, FIELDS, outputs)),
         "average": Expected((columns if averaged else 0, outputs)),
@@ -43,7 +43,7 @@ def description_of(columns: int, outputs: int, averaged: bool) -> dict[str, Expe
 
 
 def check_array(name: str, array: Any, expected: Expected, writable: bool = False) -> None:
-    """Refuse an array that is not of this shape and type, in the processor's byte order, in one piece."""
+    """Raise ValueError unless an array has this shape and type, is contiguous, aligned and in native byte order."""
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{name} is a {type(array).__name__}, not an array")
     if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
@@ -55,8 +55,8 @@ def check_array(name: str, array: Any, expected: Expected, writable: bool = Fals
 
 
 def check_model(model: Model, averaged: bool) -> None:
-    """Refuse a model whose arrays do not fit together."""
-    if np.ndim(model.table) != 3 or model.table.shape[0] > MOST_COLUMNS or model.table.shape[2] < 1:
+    """Raise ValueError if the shapes of the arrays of a model are inconsistent."""
+    if np.ndim(model.table) != 3 or model.table.shape[0] > MAX_COLUMNS or model.table.shape[2] < 1:
         raise ValueError(f"table has shape {np.shape(model.table)}; columns × {FIELDS} × outputs are needed")
     columns, _, outputs = model.table.shape
     if np.ndim(model.columns) != 2 or len(model.columns) != columns:
@@ -66,13 +66,13 @@ def check_model(model: Model, averaged: bool) -> None:
 
 
 def check_range(name: str, numbers: Any, end: int) -> None:
-    """Refuse indices outside 0 … end − 1."""
+    """Raise ValueError if an index is outside of 0 … end − 1."""
     if len(numbers) and (numbers.min() < 0 or numbers.max() >= end):
         raise ValueError(f"{name} has {numbers.min()} to {numbers.max()}; 0 to {end - 1} are possible")
 
 
 def check_rows(rows: Rows, columns: int) -> None:
-    """Refuse rows that reach beyond their own arrays, or beyond the columns."""
+    """Raise ValueError if rows extend beyond their arrays, or have an index of `columns` or more."""
     for name, kinds in (("data", (np.float32, np.float64)), ("indices", (np.int32, np.int64))):
         array = getattr(rows, name)
         kind = next((kind for kind in kinds if np.asarray(array).dtype == np.dtype(kind)), kinds[-1])
@@ -88,13 +88,13 @@ def check_rows(rows: Rows, columns: int) -> None:
 
 
 def check_size(name: str, numbers: Any) -> None:
-    """Refuse numbers whose fourth power, a squared curvature, overflows."""
+    """Raise ValueError if a number is not finite or above `LARGEST_VALUE`."""
     if len(numbers) and not max(float(numbers.max()), -float(numbers.min())) <= LARGEST_VALUE:
-        raise ValueError(f"{name} has values that are not finite or too large: {LARGEST_VALUE:g} is the most")
+        raise ValueError(f"{name} has values that are not finite or too large: {LARGEST_VALUE:g} is the maximum")
 
 
 def check_all(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> None:
-    """Refuse whatever `kernel.train` could not run on."""
+    """Raise ValueError if any argument of a compiled pass is invalid."""
     task = training.task
     check_model(model, task.average)
     columns, _, outputs = model.table.shape

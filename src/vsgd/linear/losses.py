@@ -1,6 +1,6 @@
-"""Losses of a linear model, and their slopes in the margin. Plain scalar functions, compiled into the pass.
+"""Losses of a linear model, and their derivatives in the margin. Scalar functions, compiled into the training pass.
 
-A loss is selected by a number, so that one compiled pass serves them all. Binary targets are −1 and 1.
+A loss is selected by its number, so that one compiled pass works for all of them. Binary targets are −1 and 1.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ LARGEST_LOG_MEAN = 100.0
 
 
 class Task(NamedTuple):
-    """What a linear model minimizes.
+    """The objective of a linear model.
 
     Attributes:
         loss: one of the numbers above.
-        parameter: where the Huber loss becomes linear, the insensitive width, or the quantile.
+        parameter: the threshold of the Huber loss, the width of the epsilon-insensitive loss, or the quantile.
         softmax: whether the outputs are the logits of one softmax (`LOG` only).
         one_vs_rest: whether each output separates one class from the others.
-        natural_unit: whether 1 is the unit of a margin, as in classification; otherwise residuals give the unit.
+        natural_unit: whether the unit of a margin is 1, as in classification; otherwise it is the mean |residual|.
         first_output: number of the first output, when outputs are distributed over threads.
         l1: weight of Σ|θ|, per sample.
         l2: weight of ½Σθ², per sample.
-        evidence: whether to estimate the weight of ½Σθ² while learning, in units of each column (`evidence`).
+        evidence: whether to estimate the weight of ½Σθ² during training, in units of each column (`evidence`).
         fresh: whether the rows are visited for the first time.
         data_rows: number of distinct rows, if it is known before all of them are visited; otherwise 0.
         intercept: whether the last column is a constant 1.
-        center: whether to subtract the means of columns; it takes an intercept.
+        center: whether to subtract the means of columns; needs an intercept.
         average: whether to average the iterates.
     """
 
@@ -65,6 +65,7 @@ class Task(NamedTuple):
 
 
 def log_slope(margin: float, target: float) -> float:
+    """Return the derivative of the log loss in the margin, without overflow."""
     z = margin * target
     if z > 0:
         tail = math.exp(-z)
@@ -73,7 +74,7 @@ def log_slope(margin: float, target: float) -> float:
 
 
 def slope(loss: int, parameter: float, margin: float, target: float) -> float:
-    """Derivative of the loss of one sample in its margin."""
+    """Return the derivative of the loss of one sample in its margin."""
     if loss == LOG:
         return log_slope(margin, target)
     if loss == SQUARED:
@@ -101,17 +102,17 @@ def slope(loss: int, parameter: float, margin: float, target: float) -> float:
 
 
 def least_poisson(target: float) -> float:
-    """The least value of exp(margin) − target · margin. Without it, the loss is half the deviance."""
+    """Return the minimum of exp(margin) − target · margin. The loss minus it is half the deviance."""
     return target - target * math.log(target) if target > 0 else 0.0
 
 
 def least_gamma(target: float) -> float:
-    """The least value of target · exp(−margin) + margin."""
+    """Return the minimum of target · exp(−margin) + margin."""
     return 1.0 + math.log(target) if target > 0 else 0.0
 
 
 def value(loss: int, parameter: float, margin: float, target: float) -> float:
-    """The loss of one sample."""
+    """Return the loss of one sample."""
     z = margin * target
     if loss == LOG:
         return math.log1p(math.exp(-abs(z))) + max(0.0, -z)
@@ -139,7 +140,7 @@ def value(loss: int, parameter: float, margin: float, target: float) -> float:
 
 
 def softmax_slopes(margin: Any, row: int, target: float, weight: float, out: Any) -> float:
-    """Slopes of the softmax log loss at the margins of a row, in that row of `out`. Returns the loss."""
+    """Write the derivatives of the softmax log loss of a row to that row of `out`, and return the loss."""
     outputs = margin.shape[1]
     largest = margin[row, 0]
     for k in range(1, outputs):
@@ -156,9 +157,9 @@ def softmax_slopes(margin: Any, row: int, target: float, weight: float, out: Any
 
 
 def slopes(task: Task, margin: Any, row: int, target: float, weight: float, out: Any) -> float:
-    """Slopes of all outputs at the margins of a row, in that row of `out`. Returns the loss.
+    """Write the derivatives of the loss in all margins of a row to that row of `out`, and return the loss.
 
-    With several outputs the target is a class, and output k separates class k from the others.
+    With several outputs, the target is the number of a class, and output k separates class k from the others.
     """
     if task.softmax:
         return softmax_slopes(margin, row, target, weight, out)

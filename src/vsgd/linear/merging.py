@@ -1,4 +1,4 @@
-"""One model from several that learned from different rows, coordinate by coordinate: who knows more counts more."""
+"""Merge linear models that were trained on different rows. Each coordinate is weighted by count and curvature."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ STATISTICS = (GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY)
 
 
 def untrained(model: Model) -> Model:
-    """A model of the same shape that has seen nothing."""
+    """Return an untrained model of the same shape."""
     return Model(aligned_zeros(model.table.shape), *(np.zeros_like(array) for array in model[1:]))
 
 
 def mean_over(weights: list[Any], values: list[Any]) -> Any:
-    """The weighted mean of each coordinate; the first value where no weight is: nothing changed there."""
+    """Return the weighted mean of each coordinate; where all weights are zero, nothing changed and all are equal."""
     total = sum(weights)
     weighted = sum(weight * value for weight, value in zip(weights, values, strict=True))
     return np.where(total > 0, weighted / np.where(total > 0, total, 1), values[0])
 
 
 def merge_columns(models: Sequence[Model], origin: Model) -> Any:
-    """The statistics of all columns; centers and mean squares are weighted by rows visited for the first time."""
+    """Return the merged column statistics. Centers and mean squares are weighted by the number of new rows."""
     merged = origin.columns.copy()
     parts = [model.columns for model in models]
     for field in (SUM, SUM_SQ, COUNT):
@@ -63,28 +63,31 @@ def merge_columns(models: Sequence[Model], origin: Model) -> Any:
 
 
 def check_ancestor(models: Sequence[Model], base: Model) -> None:
-    """Refuse a base that the models were not trained on from."""
+    """Raise ValueError unless all models continued the training of the base."""
     for number, model in enumerate(models, start=1):
         if (model.table[:, SEEN] < base.table[:, SEEN]).any() or (model.progress[1:] < base.progress[1:]).any():
-            raise ValueError(f"model {number} has seen less than the base, so it was not trained on from it")
+            raise ValueError(f"model {number} has seen fewer samples than the base, so it did not continue from it")
 
 
 def merge(models: Sequence[Model], base: Model | None = None) -> Model:
-    """The model that knows what all of them know, with the statistics that it takes to go on learning.
+    """Return one model from several models of different rows. It can be trained further.
 
-    Near its optimum the loss of n samples is a parabola of curvature n·h. A model that went on from a base, θ₀ after n₀
-    samples, and has seen d_k more of them stands for the parabola of curvature P_k = n₀ h + d_k h_k around θ_k. The sum
-    over the models, each sample counted once, has the curvature P = n₀ h + Σ d_k h_k, and its minimum at
+    Near its optimum, the loss of n samples is a parabola of curvature n·h. The base, θ₀, was trained on n₀ samples.
+    Model k continued from it with d_k more samples. It represents a parabola of curvature P_k = n₀ h + d_k h_k around
+    θ_k. The sum over the models, with each sample counted once, has curvature P = n₀ h + Σ d_k h_k and its minimum at
 
         θ = θ₀ + Σ_k P_k / P · (θ_k − θ₀).
 
-    Models without a common base have n₀ = 0: then it is a mean weighted by d_k h_k. Only ratios of curvatures of one
-    coordinate enter, so the scale of a column does not matter. Statistics of gradients are means weighted by d_k.
-    Centers are merged like the intercept, which then absorbs the distance to the centers of the merged model.
+    Without a common base, n₀ = 0, and this is a mean weighted by d_k h_k. Only ratios of curvatures of one coordinate
+    matter, so the result does not depend on the scale of a column. Statistics of gradients are means weighted by d_k.
+    Centers are merged like the intercept. The intercept is then corrected for the centers of the merged model.
 
     Args:
-        models: of one shape and task, each trained on rows of its own. They stay as they are.
-        base: the model that all of them were trained on from, if there is one.
+        models: models of one shape and task, each trained on different rows. They are not changed.
+        base: the model that all of them continued from, if any.
+
+    Raises:
+        ValueError: if a model did not continue from the base.
     """
     origin = untrained(models[0]) if base is None else base
     check_ancestor(models, origin)

@@ -17,8 +17,8 @@ THETA, GRAD, GRAD_SQ, CURV, CURV_SQ, MEMORY, SEEN, COLUMN_MAX = range(FIELDS)
 
 COLUMN_FIELDS = 7
 SUM, SUM_SQ, COUNT, MIN, MAX, CENTER, SCALE_SQ = range(COLUMN_FIELDS)
-"""Fields of `Model.columns`: sums over the non-zero values x and x², their number, smallest and largest; the constant
-that is subtracted from the column, and the mean square of what is left."""
+"""Fields of `Model.columns`: sums of the non-zero values x and of x²; their count, minimum and maximum; the center that
+is subtracted from the column, and the mean square of the centered values."""
 
 OUTPUT_FIELDS = 9
 CURVATURE, WEIGHT, RECENT_CURVATURE, RECENT_SLOPE_SQ = range(4)
@@ -28,25 +28,25 @@ curvature, and squared slope. First visits: weight w, w·margin, slope·q, its s
 margin minus the mean margin."""
 
 STRENGTH, CALIBRATION = range(2)
-"""Fields of `Model.penalty`: λ by the evidence, and the least factor that margins of unseen rows should have had."""
+"""Fields of `Model.penalty`: the precision λ of the prior, and the calibration c (see `evidence`)."""
 
 SEED, BATCHES, ROWS, FRESH_ROWS = range(4)
-"""Fields of `Model.progress`: the seed of the probes; minibatches and rows so far; rows visited for the first time."""
+"""Fields of `Model.progress`: seed of the probes, number of minibatches, row visits, and first visits of rows."""
 
 
 class Model(NamedTuple):
     """The parameters and statistics of a linear model, changed in place by a pass.
 
     Attributes:
-        table: columns × 8 × outputs; the fields above.
-        average: columns × outputs, the averaged θ; empty if there is no averaging.
-        columns: columns × 7, what is known about the values of a column.
+        table: columns × 8 × outputs, parameters and statistics of the coordinates.
+        average: columns × outputs, the averaged θ; empty without averaging.
+        columns: columns × 7, statistics of the values of each column.
         sums: 9 × outputs, sums over rows.
-        penalty: 2 × outputs, the penalty that is estimated while learning.
-        residual: EMA of |margin − target|: the unit of the output, for losses without one.
-        progress: seed, minibatches, rows, rows visited for the first time.
+        penalty: 2 × outputs, the estimated penalty.
+        residual: one number, the EMA of |margin − target|. It is the unit of the output if the loss has none.
+        progress: four integers, seed and counters.
 
-    The margin of a row is Σ θ_j (x_j − center_j) plus θ of the intercept, which is the last column.
+    The margin of a row is Σ θ_j (x_j − center_j) plus the intercept, which is θ of the last column.
     """
 
     table: Any
@@ -59,7 +59,7 @@ class Model(NamedTuple):
 
 
 def aligned_zeros(shape: tuple[int, ...]) -> Any:
-    """Zeros, aligned to a cache line of 64 bytes."""
+    """Return an array of zeros, aligned to a cache line of 64 bytes."""
     size = int(np.prod(shape))
     room = np.zeros(size + 8)
     first = -room.ctypes.data % 64 // 8
@@ -67,7 +67,15 @@ def aligned_zeros(shape: tuple[int, ...]) -> Any:
 
 
 def new_model(columns: int, outputs: int, task: Task, options: Columns | Paper, seed: int) -> Model:
-    """A model that has seen nothing."""
+    """Return an untrained model.
+
+    Args:
+        columns: number of columns, including the intercept.
+        outputs: number of margins per row.
+        task: the objective.
+        options: the algorithm and its constants.
+        seed: seed of the probes.
+    """
     require(options, Columns, Paper)
     table = aligned_zeros((columns, FIELDS, outputs))
     table[:, MEMORY] = options.memory

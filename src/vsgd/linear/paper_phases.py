@@ -1,6 +1,6 @@
-"""`algorithms.paper` on the rows of a minibatch: a second gradient at θ + δ, δ = ḡ.
+"""`algorithms.paper` on the rows of a minibatch, with a second gradient at θ + δ, δ = ḡ.
 
-Plain Python, compiled into the pass.
+Plain Python, compiled into the training pass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vsgd.linear.model import THETA, Model
 
 
 def choose_probes(batch: Any, coordinates: int, config: paper.Paper, work: Workspace) -> None:
-    """The probe offset δ of each coordinate; the mean gradient of the minibatch takes part in the bootstrap."""
+    """Compute the probe δ of each coordinate from its state and the mean gradient of the minibatch."""
     outputs = np.uint64(work.margin.shape[1])
     work.delta[:coordinates] = 0.0
     for i in range(len(batch)):
@@ -52,7 +52,7 @@ def measure(
     config: paper.Paper,
     work: Workspace,
 ) -> float:
-    """Sum gradients and curvatures over the samples, from slopes at θ and at θ + δ. Returns the total loss."""
+    """Sum gradients and curvatures over the samples, from slopes at θ and at θ + δ, and return the total loss."""
     update_column_max(slots, work)
     work.margin[:] = 0.0
     loss = evaluate(work.state[THETA], batch, targets, weights, task, work, work.slope)

@@ -1,4 +1,4 @@
-"""The penalties of linear models by name, for estimators and the command line alike."""
+"""Penalties of linear models by name, for estimators and the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PENALTIES: dict[str | None, tuple[float | None, float | None]] = {
     "l1": (1.0, 0.0),
     "elasticnet": (None, None),
 }
-"""Shares of L1 and L2 in each penalty. "auto" estimates its own; those of the elastic net follow from `l1_ratio`."""
+"""Fractions of L1 and L2 in each penalty. "auto" estimates its weight. The elastic net uses `l1_ratio`."""
 
 DEFAULT_PENALTY: str | None = "auto"
 DEFAULT_ALPHA = 1e-4

@@ -1,7 +1,7 @@
-"""L1 and L2 penalties for sparse columns. Plain arithmetic, as `vsgd.core` explains.
+"""L1 and L2 penalties for sparse columns. Plain arithmetic, as described in `vsgd.core`.
 
-The penalty on a column is applied only in minibatches that contain it, scaled by the inverse of its frequency p, so its
-expectation is unchanged, and nothing has to be done to a column that a minibatch does not contain.
+The penalty on a column is applied only in minibatches that contain the column, and multiplied by its inverse frequency.
+The expectation is unchanged, and columns that a minibatch does not contain need no work.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from vsgd.core import Array, Moments
 
 
 def shifted(mean: Moments, slope: Array) -> Moments:
-    """The moments when a constant is added to the gradient of every sample."""
+    """Return the moments after a constant is added to the gradient of every sample."""
     return Moments(
         grad=mean.grad + slope,
         grad_sq=mean.grad_sq + slope * (mean.grad + mean.grad + slope),
@@ -20,21 +20,21 @@ def shifted(mean: Moments, slope: Array) -> Moments:
 
 
 def with_l2(batch: Moments, theta: Array, l2: Array) -> Moments:
-    """The moments of a minibatch when ½ l2 θ² is added to the loss of every sample."""
+    """Return the moments of a minibatch after ½ l2 θ² is added to the loss of every sample."""
     moved = shifted(batch, l2 * theta)
     curv_sq = batch.curv_sq + l2 * (batch.curv + batch.curv + l2)
     return Moments(grad=moved.grad, grad_sq=moved.grad_sq, curv=batch.curv + l2, curv_sq=curv_sq)
 
 
 def side_of_kink(theta: Array, mean_grad: Array, l1: Array) -> Array:
-    """Return the sign of θ; at θ = 0 the sign that it takes next: 0 as long as the mean gradient is within ± l1.
+    """Return the sign of θ. At θ = 0, return the sign of its next value: 0 while the mean gradient is within ± l1.
 
-    The mean gradient decides, since noise takes that of a minibatch beyond ± l1 again and again.
+    The moving average of the gradient is used, since the gradient of a noisy minibatch often exceeds ± l1.
     """
     leaving = (theta == 0) * ((mean_grad < -l1) * 1.0 - (mean_grad > l1) * 1.0)
     return (theta > 0) * 1.0 - (theta < 0) * 1.0 + leaving
 
 
 def stop_at_zero(theta: Array, side: Array) -> Array:
-    """Return θ, or 0 if it is not on this side of zero."""
+    """Return θ, or 0 if its sign is not `side`."""
     return theta * (theta * side > 0)

@@ -20,7 +20,7 @@ def probabilities(margins: Any, loss: str, softmax: bool) -> Any:
     """Return the probability of each class, samples × classes.
 
     Args:
-        margins: samples × outputs. A single output separates the second class from the first.
+        margins: samples × outputs. A single output is positive for the second class.
         loss: one of `WITH_PROBABILITIES`.
         softmax: whether the outputs are the logits of one softmax; otherwise each separates one class from the others.
     """

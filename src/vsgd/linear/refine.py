@@ -1,8 +1,8 @@
-"""Coordinate descent that ends a fit with an L1 penalty: the zeros become those of the optimum.
+"""Coordinate descent at the end of a fit with an L1 penalty, so that coefficients are zero as in the optimum.
 
 Stochastic steps reach a low loss long before the last small coefficients of correlated columns are zero. Proximal
-Newton steps (Friedman et al. 2010) follow: the loss of each row is replaced by a parabola in its output, and cyclic
-coordinate descent minimizes the sum of parabolas and penalty. Each step is shortened until the objective falls.
+Newton steps (Friedman et al. 2010) follow. Each step replaces the loss of each row by a parabola in its output, and
+minimizes parabolas and penalty by cyclic coordinate descent. A step is halved until the objective decreases.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ IMPROVEMENT = 1e-7
 """Steps end when the objective falls by less than this fraction of it."""
 
 
-class Table(NamedTuple):
-    """The columns of a matrix: column j has the values data[indptr[j] : indptr[j + 1]] in the rows of `indices`."""
+class SparseColumns(NamedTuple):
+    """A matrix in CSC format: column j has the values data[indptr[j] : indptr[j + 1]] in the rows of `indices`."""
 
     data: Any
     indices: Any
@@ -38,7 +38,7 @@ class Table(NamedTuple):
 
 
 class Parabolas(NamedTuple):
-    """Slope and curvature of the loss of each row in one output."""
+    """Slope and curvature of the loss of each row in one output, one entry per row."""
 
     slope: Any
     curvature: Any
@@ -47,7 +47,7 @@ class Parabolas(NamedTuple):
 def fit_parabolas(
     task: Task, margins: Any, targets: Any, weights: Any, k: int, unit: float, slope: Any, rows: Parabolas
 ) -> None:
-    """Measure slopes of the rows in output k, and curvatures between output ± unit. `slope` is a buffer."""
+    """Measure the slopes of the rows in output k, and curvatures between output ± unit. `slope` is a buffer."""
     for i in range(len(targets)):
         at = margins[i, k]
         slopes(task, margins, i, targets[i], weights[i], slope)
@@ -62,12 +62,19 @@ def fit_parabolas(
 
 
 def descend(
-    table: Table, rows: Parabolas, theta: Any, moved: Any, l1: float, l2: float, intercept: bool, tolerance: float
+    table: SparseColumns,
+    rows: Parabolas,
+    theta: Any,
+    moved: Any,
+    l1: float,
+    l2: float,
+    intercept: bool,
+    tolerance: float,
 ) -> None:
     """Minimize the parabolas plus l1 Σ|θ| + ½ l2 Σθ² by cyclic coordinate descent.
 
-    The intercept, the last of `theta`, is at its optimum after every change of another coordinate. `moved` becomes the
-    change of the outputs. Sweeps end when no change of a coefficient lowers the sum by `tolerance`.
+    The intercept, the last entry of `theta`, is optimal after every change of another coordinate. The change of the
+    outputs is written to `moved`. Sweeps end when no change of a coefficient lowers the objective by `tolerance`.
     """
     features = len(table.indptr) - 1
     total = rows.curvature.sum()
@@ -88,7 +95,7 @@ def descend(
             square = curv
             curv -= mean * mean * total
             if curv <= 1e-10 * square:
-                continue  # the intercept stands for a constant column
+                continue  # a constant column: the intercept has its effect
             curv += l2
             target = curv * theta[j] - grad - l2 * theta[j]
             size = max(abs(target) - l1, 0.0) / curv
@@ -110,12 +117,13 @@ def refine(model: Model, X: Any, targets: Any, weights: Any, task: Task) -> None
     """Move the coefficients of a model to the optimum for these rows.
 
     Args:
-        model: changed in place. Averaged coefficients become the same.
+        model: the model, changed in place. Averaged coefficients are set to the same values.
         X: the rows, a matrix in CSC format.
-        targets, weights: of the rows.
+        targets: target of each row.
+        weights: weight of each row.
         task: the objective, with an L1 or L2 penalty, or both.
     """
-    table = Table(X.data.astype(np.float64), X.indices, X.indptr)
+    table = SparseColumns(X.data.astype(np.float64), X.indices, X.indptr)
     l1, l2 = task.l1 * len(targets), task.l2 * len(targets)
     features = X.shape[1]
     unit = 1.0 if task.natural_unit else float(model.residual[0]) or 1.0

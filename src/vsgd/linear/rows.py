@@ -1,4 +1,4 @@
-"""Rows of a matrix, sparse or dense, in the one layout that compiled code reads."""
+"""Rows of a sparse or dense matrix, in the layout of compiled code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from vsgd.linear.gate import check_rows
 
 
 class Rows(NamedTuple):
-    """Row i has the values data[data_start[i] + t] in the columns indices[index_start[i] + t], t < length[i].
+    """Rows of a sparse or dense matrix.
 
-    All rows of a dense matrix share one run of indices.
+    Row i has the values data[data_start[i] + t] in the columns indices[index_start[i] + t], t < length[i]. All rows of
+    a dense matrix use the same indices.
     """
 
     data: Any
@@ -24,11 +25,11 @@ class Rows(NamedTuple):
 
 
 SMALLEST_VALUE = 1e-300
-"""Nearer to zero, the inverse of a value overflows; it counts as zero."""
+"""Smaller values are replaced by zero, since their inverse overflows."""
 
 
 def _in_one_piece(array: Any, kinds: tuple[type, ...]) -> Any:
-    """The array itself if compiled code can read it as it is, or a copy in the first of these types that holds it."""
+    """Return a contiguous, aligned array in the first of these types that can represent it. Copy only if necessary."""
     array = np.asarray(array)
     kind = next((kind for kind in kinds if np.can_cast(array.dtype, kind)), kinds[-1])
     return np.require(array, kind, ["C", "A"])
@@ -45,15 +46,16 @@ def _rows_of(data: Any, indices: Any, indptr: Any) -> Rows:
 
 
 def as_rows(X: Any) -> Rows:
-    """Read a CSR matrix or a dense array; entries that stand for the same element are added up.
+    """Convert a CSR matrix or a dense array, of any byte order and layout. Duplicate entries are summed.
 
-    Arrays of any byte order and layout are taken. Indices outside the matrix are a ValueError.
+    Raises:
+        ValueError: if an index is outside of the matrix.
     """
     if hasattr(X, "indptr"):
         data = _in_one_piece(X.data, (np.float32, np.float64))
         indices, indptr = (_in_one_piece(array, (np.int32, np.int64)) for array in (X.indices, X.indptr))
         rows = _rows_of(data, indices, indptr)
-        check_rows(rows, X.shape[1])  # before SciPy's own compiled code looks at it
+        check_rows(rows, X.shape[1])  # before compiled code of SciPy reads it
         X = type(X)((data, indices, indptr), shape=X.shape)
         if X.has_canonical_format:
             return rows
@@ -78,7 +80,7 @@ def scramble(number: Any) -> Any:
 
 
 def find_column_max(rows: Rows, sizes: Any) -> None:
-    """Raise `sizes` to the largest |x| of each column."""
+    """Set `sizes` to the largest |x| of each column, or leave larger values."""
     for i in range(len(rows.length)):
         for t in range(rows.length[i]):
             column = rows.indices[rows.index_start[i] + t]
@@ -86,9 +88,10 @@ def find_column_max(rows: Rows, sizes: Any) -> None:
 
 
 def fingerprints(rows: Rows, bits: Any, sizes: Any, exact: Any, rough: Any) -> None:
-    """Add hashes of the non-zero elements of each row, which do not depend on how they are stored.
+    """Add hashes of the non-zero elements of each row to `exact` and `rough`.
 
-    `rough` hashes the elements in units of 2⁻²⁴ of the largest of their column, so that its scale does not matter.
+    The hashes do not depend on how elements are stored. `rough` hashes elements in units of 2⁻²⁴ of the largest one of
+    their column, so that it does not depend on the scale of the column.
     """
     for i in range(len(rows.length)):
         for t in range(rows.length[i]):
@@ -103,17 +106,17 @@ def fingerprints(rows: Rows, bits: Any, sizes: Any, exact: Any, rough: Any) -> N
 
 
 class Distinct(NamedTuple):
-    """One of each set of equal samples, and the total weight of the set."""
+    """The index of one sample of each set of equal samples, and the total weight of the set."""
 
     rows: Any
     weights: Any
 
 
 def distinct(rows: Rows, targets: Any, weights: Any, columns: int) -> Distinct:
-    """Merge samples that are equal in row and target; their weights add up. Samples without weight are dropped.
+    """Merge samples with equal rows and targets, and add their weights. Samples of weight zero are dropped.
 
-    A weight then equals a multiplicity. The order of the result depends neither on that of the samples nor on the units
-    of columns and target.
+    A sample of weight 2 is therefore equivalent to two samples. The order of the result does not depend on the order
+    of the samples or on the units of columns and target.
     """
     given = np.flatnonzero(weights > 0)
     if len(given) == 0:

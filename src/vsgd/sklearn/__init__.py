@@ -1,4 +1,4 @@
-"""scikit-learn estimators: linear models with no learning rate, no schedule, and no need to scale the features."""
+"""scikit-learn estimators: linear models without learning rate, schedule or feature scaling."""
 
 from vsgd.errors import needs_extra
 

@@ -26,45 +26,43 @@ def has_probabilities(estimator: Any) -> bool:
 
 
 class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Linear classifier trained by stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
+    """Linear classifier trained by stochastic gradient descent without a learning rate (Schaul & LeCun 2013).
 
     Features need not be scaled: columns are centered by their running means, and multiplying a column by a constant
-    does not change the predictions. `learning_rate`, `eta0` and `power_t` of `SGDClassifier` are not needed; they raise
-    an error.
+    does not change the predictions. `learning_rate`, `eta0` and `power_t` of `SGDClassifier` raise an error.
 
     Args:
         loss: "log_loss" (logistic regression), "hinge" (linear support vector machine), "squared_hinge" or
             "modified_huber".
         multi_class: "ovr", one binary problem per class, or "multinomial", softmax, for the log loss only.
         penalty: "auto", "l2", "l1", "elasticnet" or None. "auto" is an L2 penalty in the unit of each column, and its
-            weight is estimated while learning. The next three have weight `alpha` and depend on the scale of columns.
+            weight is estimated during training. The next three have weight `alpha` and depend on the scale of columns.
         alpha: weight of an "l2", "l1" or "elasticnet" penalty.
-        l1_ratio: share of L1 in the elastic net.
-        fit_intercept: whether to learn a constant. Columns are centered only if it is learned.
+        l1_ratio: fraction of L1 in the elastic net.
+        fit_intercept: whether to learn an intercept. Columns are centered only with an intercept.
         batch_size: samples per update.
         max_iter: maximum number of passes over the data. A `ConvergenceWarning` is issued if it is reached.
-        tol: an improvement of the mean loss by less than this fraction of the loss of the first passes is none. If
-            None, all `max_iter` passes are made.
+        tol: minimum improvement of the mean loss, as a fraction of the loss of the first passes. If None, all
+            `max_iter` passes are made.
         shuffle: whether to shuffle the samples before each pass.
-        n_iter_no_change: stop after this many passes without an improvement. The mean is over as many passes.
+        n_iter_no_change: stop after this many passes without an improvement. Losses are averaged over as many passes.
         early_stopping: whether to measure the loss on held-out samples.
         validation_fraction: fraction of samples that is held out for early stopping.
         class_weight: {class: weight}, or "balanced".
-        warm_start: whether `fit` goes on from the last fit.
-        average: whether coefficients are averaged over the updates.
-        random_state: seed of the order of samples and of the directions probed.
-        n_jobs: threads, which share the classes of "ovr". They do not change the result.
+        warm_start: whether `fit` continues from the last fit.
+        average: whether to average the coefficients over the updates.
+        random_state: seed of the order of samples and of the probes.
+        n_jobs: number of threads, among which the classes of "ovr" are distributed. It does not change the result.
         verbose: whether to show a progress bar.
-        options: the algorithm and its constants, `vsgd.COLUMNS` by default; `vsgd.PAPER` for the pseudocode to the
-            letter.
+        options: the algorithm and its constants. The default is `vsgd.COLUMNS`; `vsgd.PAPER` is Algorithm 1.
 
     Attributes:
-        coef_: 1 or classes × features.
-        intercept_: 1 or classes.
+        coef_: coefficients, classes × features; 1 × features for two classes.
+        intercept_: intercepts, one per row of `coef_`.
         rates_: learning rate of each coefficient at the end of training.
         classes_: the labels.
-        n_iter_: passes over the data.
-        loss_curve_: loss of each pass, measured on every sample before it was learnt from.
+        n_iter_: number of passes over the data.
+        loss_curve_: mean loss of each pass. The loss of a sample is measured before its update.
 
     >>> from sklearn.datasets import load_breast_cancer
     >>> X, y = load_breast_cancer(return_X_y=True)
@@ -121,7 +119,19 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.options = options
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDClassifier:
-        """Learn from all of X, in several passes."""
+        """Train on all samples, in several passes.
+
+        Args:
+            X: samples × features, a dense array or a sparse matrix.
+            y: label of each sample.
+            sample_weight: weight of each sample; 1 by default.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: if the arguments or the parameters of the estimator are invalid. The estimator is unchanged.
+        """
         self._check()
         with fitting.all_or_nothing(self):
             warm = self.warm_start and hasattr(self, "model_")
@@ -135,10 +145,23 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> VSGDClassifier:
-        """Learn from X once, in the order given. The first call must name all classes."""
+        """Train on the samples once, in the given order.
+
+        Args:
+            X: samples × features, a dense array or a sparse matrix.
+            y: label of each sample.
+            classes: all labels that can occur. The first call needs them.
+            sample_weight: weight of each sample; 1 by default.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: if the arguments or the parameters of the estimator are invalid. The estimator is unchanged.
+        """
         self._check()
         if self.class_weight == "balanced":
-            raise ValueError('class_weight="balanced" needs all data at once; give partial_fit the weights')
+            raise ValueError('class_weight="balanced" needs all data at once; pass sample_weight to partial_fit')
         with fitting.all_or_nothing(self):
             first = not hasattr(self, "model_")
             X, y = fitting.read(self, X, y, numeric=False, reset=first)
@@ -156,33 +179,38 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> Any:
-        """Margins: samples, or samples × classes if there are more than two."""
+        """Return the margin of each sample; with more than two classes, samples × classes."""
         margins = fitting.predict_margins(self, X)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
     def predict(self, X: Any) -> Any:
-        """The most likely class of each row."""
+        """Return the most likely class of each sample."""
         margins = fitting.predict_margins(self, X)
         best = (margins[:, 0] > 0).astype(int) if margins.shape[1] == 1 else margins.argmax(axis=1)
         return self.classes_[best]
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
-        """Probability of each class, samples × classes; for the log loss and the modified Huber loss."""
+        """Return the probability of each class, samples × classes. Needs the log loss or the modified Huber loss."""
         return probabilities(fitting.predict_margins(self, X), self.loss, self._softmax())
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of `predict_proba`."""
+        """Return the logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X))
 
     @classmethod
     def merge(cls, models: Iterable[VSGDClassifier], base: VSGDClassifier | None = None) -> VSGDClassifier:
-        """One estimator from several that learned from different rows; it can go on learning with `partial_fit`.
+        """Return one estimator from several that were trained on different samples.
+
+        Each coefficient is a mean, weighted by count and curvature. `partial_fit` can train the result further.
 
         Args:
-            models: fitted, for the same features and classes and with the same parameters.
-            base: the estimator that all of them went on from, if there is one. What it had seen counts once.
+            models: fitted estimators with the same features, classes and parameters.
+            base: the estimator that all of them continued from, if any. Its samples are counted once.
+
+        Raises:
+            ValueError: if the estimators are not fitted or differ in features, classes or parameters.
         """
         merged: VSGDClassifier = merging.merge(cls, models, base)
         return merged
@@ -224,7 +252,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
-        """Targets, −1 and 1 or the number of the class, and weights."""
+        """Return targets and weights. Targets are −1 and 1, or with more than two classes the number of the class."""
         labels = np.searchsorted(self.classes_, y)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if self.class_weight is not None:

@@ -1,4 +1,4 @@
-"""What the classifier and the regressor have in common: parameters to a task, data to a model, model to attributes."""
+"""Functions shared by classifier and regressor: check parameters, train a model, set the attributes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ cores = functools.cache(cpu_count)
 
 @contextlib.contextmanager
 def all_or_nothing(estimator: Any) -> Iterator[None]:
-    """Whatever goes wrong, an interrupt included, the estimator is as before.
+    """Restore the attributes of an estimator if training fails or is interrupted.
 
-    Its model is replaced by another one, never changed, so that its attributes are all there is to restore.
+    Training replaces the model and never changes it in place, so it is enough to restore the attributes.
     """
     before, losses = dict(vars(estimator)), getattr(estimator, "loss_curve_", [])
     passes = len(losses)
@@ -51,7 +51,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 
 def refuses_schedules(init: Init) -> Init:
-    """Decorate a constructor to refuse the arguments of a learning rate, and say why it is not needed."""
+    """Decorate a constructor to raise TypeError for arguments of learning rates, with the reason."""
 
     @functools.wraps(init)
     def checked(self: Any, *arguments: Any, **keywords: Any) -> None:
@@ -68,13 +68,14 @@ def refuses_schedules(init: Init) -> Init:
 
 
 def check_real(estimator: Any, name: str, **bounds: Any) -> None:
+    """Raise ValueError or TypeError unless a parameter is a finite number within bounds."""
     value = check_scalar(getattr(estimator, name), name, Real, **bounds)
     if not math.isfinite(value):
         raise ValueError(f"{name} == {value}, must be finite")
 
 
 def check_parameters(estimator: Any, losses: dict[str, int]) -> None:
-    """One clear error for a parameter that cannot be."""
+    """Raise ValueError or TypeError if a parameter of an estimator is invalid."""
     if estimator.loss not in losses:
         raise ValueError(f"loss={estimator.loss!r} is not one of {sorted(losses)}")
     if estimator.penalty not in PENALTIES:
@@ -90,7 +91,7 @@ def check_parameters(estimator: Any, losses: dict[str, int]) -> None:
 
 
 def training_of(estimator: Any, **task: Any) -> Training:
-    """The parameters of an estimator as the kernel wants them."""
+    """Return the parameters of an estimator as a `Training`."""
     l1, l2 = penalty_weights(estimator.penalty, estimator.alpha, estimator.l1_ratio)
     options = COLUMNS if estimator.options is None else estimator.options
     return Training(
@@ -109,20 +110,20 @@ def training_of(estimator: Any, **task: Any) -> Training:
 
 
 def read(estimator: Any, X: Any, y: Any, *, numeric: bool, reset: bool) -> Any:
-    """Check X and y as scikit-learn does; CSR or dense, float32 or float64."""
+    """Return X and y, validated by scikit-learn. X is CSR or dense, float32 or float64."""
     dtype = [np.float64, np.float32]
     return validate_data(estimator, X, y, accept_sparse="csr", dtype=dtype, y_numeric=numeric, reset=reset)
 
 
 def copied(model: Model) -> Model:
-    """In memory of its own, whatever that of the model is."""
+    """Return a copy of a model in aligned memory."""
     table = aligned_zeros(model.table.shape)
     table[...] = model.table
     return Model(table, *(np.array(array) for array in model[1:]))
 
 
 def model_to_train(estimator: Any, outputs: int, training: Training, keep: bool) -> tuple[Model, Any]:
-    """A copy of the model to go on with, or a new one; and where randomness comes from."""
+    """Return the model to train, a copy of the fitted one if `keep` or a new one, and a random generator."""
     rng = check_random_state(estimator.random_state)
     columns = estimator.n_features_in_ + training.task.intercept
     if not (keep and hasattr(estimator, "model_")):
@@ -130,7 +131,7 @@ def model_to_train(estimator: Any, outputs: int, training: Training, keep: bool)
         return new_model(columns, outputs, training.task, training.options, int(rng.randint(2**31 - 1))), rng
     model = copied(estimator.model_)
     if model.table.shape != (columns, FIELDS, outputs):
-        raise ValueError("fit_intercept or the number of classes is not what the model was begun with")
+        raise ValueError("fit_intercept or the number of classes has changed since the first fit")
     if training.task.average != (model.average.shape[0] > 0):
         average = model.table[:, THETA].copy() if training.task.average else model.average[:0]
         model = model._replace(average=average)
@@ -138,18 +139,18 @@ def model_to_train(estimator: Any, outputs: int, training: Training, keep: bool)
 
 
 def has_optimum(estimator: Any, training: Training) -> bool:
-    """Return whether `fit` ends at the optimum of its objective: under L1, unless the arguments end it earlier."""
+    """Return whether `fit` ends at the optimum: with an L1 penalty, unless the arguments stop it earlier."""
     ends_early = estimator.tol is None or estimator.early_stopping
     return training.task.l1 > 0 and isinstance(training.options, Columns) and not ends_early
 
 
 def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int, training: Training) -> None:
-    """Many passes over the distinct samples, shuffled each time, until the loss no longer falls."""
+    """Train in several passes over the distinct samples, until the loss no longer decreases."""
     model, rng = model_to_train(estimator, outputs, training, keep=estimator.warm_start)
     rows = as_rows(X)
     samples = distinct(rows, targets, weights, X.shape[1])
     if len(samples.rows) == 0:
-        raise ValueError("every sample_weight is zero: there is nothing to learn from")
+        raise ValueError("every sample_weight is zero; at least one must be positive")
     merged = np.zeros(len(targets))
     merged[samples.rows] = samples.weights
     stream = np.random.default_rng(rng.randint(2**31 - 1))
@@ -159,7 +160,7 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
         shuffled = stream.permutation(samples.rows)
         held_out, learn_from = shuffled[:held], shuffled[held:]
         if len(learn_from) == 0:
-            raise ValueError("early_stopping leaves no sample to learn from; the data has too few samples")
+            raise ValueError("early_stopping leaves no sample for training; pass more samples")
 
     fresh = model.progress[ROWS] == 0
     patience = Patience(estimator.tol, estimator.n_iter_no_change)
@@ -184,14 +185,14 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
     publish(estimator, model, training)
     if not stopped:
         warnings.warn(
-            f"The loss still falls after max_iter={estimator.max_iter} epochs. Raise max_iter, or set tol=None.",
+            f"The loss still decreases after max_iter={estimator.max_iter} passes. Increase max_iter, or set tol=None.",
             ConvergenceWarning,
             stacklevel=3,
         )
 
 
 def fit_once(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int, training: Training) -> None:
-    """One pass in the order given: a stream may drift."""
+    """Train in one pass in the given order, since a stream may drift."""
     model, _ = model_to_train(estimator, outputs, training, keep=True)
     order = np.flatnonzero(weights > 0)
     if len(order):
@@ -200,7 +201,11 @@ def fit_once(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int, t
 
 
 def publish(estimator: Any, model: Model, training: Training) -> None:
-    """Set what a fitted linear model is expected to have, if all of it is finite."""
+    """Set the attributes of a fitted estimator.
+
+    Raises:
+        ValueError: if a number of the model is not finite.
+    """
     if not all(np.isfinite(array).all() for array in model):
         raise ValueError("the coefficients overflow: values of X, y or sample_weight are too large for float64 squares")
     theta = coefficients(model, training.task)
@@ -212,7 +217,7 @@ def publish(estimator: Any, model: Model, training: Training) -> None:
 
 
 def predict_margins(estimator: Any, X: Any) -> Any:
-    """X times coefficients plus intercept, samples × outputs."""
+    """Return X times coefficients plus intercept, samples × outputs."""
     check_is_fitted(estimator, "coef_")
     X = validate_data(estimator, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
     product = X @ estimator.coef_.T
@@ -220,7 +225,7 @@ def predict_margins(estimator: Any, X: Any) -> Any:
 
 
 def sparsify(estimator: Any) -> Any:
-    """Store `coef_` as a sparse matrix; worth it when an L1 penalty has made most of it zero."""
+    """Store `coef_` as a sparse matrix, which saves memory if most coefficients are zero."""
     check_is_fitted(estimator)
     estimator.coef_ = sparse.csr_matrix(estimator.coef_)
     return estimator

@@ -1,4 +1,4 @@
-"""Estimators that learned from different rows become one; and rounds of learning from all parts and merging."""
+"""Merge estimators that were trained on different rows, and train in rounds on parts of the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vsgd.linear.merging import merge as merge_models
 from vsgd.linear.model import ROWS
 from vsgd.sklearn import fitting
 
-FREE = {
+NOT_COMPARED = {
     "early_stopping",
     "max_iter",
     "n_iter_no_change",
@@ -28,24 +28,24 @@ FREE = {
     "verbose",
     "warm_start",
 }
-"""Parameters in which merged estimators may differ: where, how long and in which order they learn."""
+"""Parameters in which merged estimators may differ. They only affect where, how long and in which order they train."""
 
 EachPart = Callable[[Callable[[int, Any, Any], Any]], Sequence[Any]]
-"""Calls a function of (number, X, y) for each part, wherever it is, and returns the results in order of the parts."""
+"""Calls a function of (number, X, y) for each part, and returns the results in the order of the parts."""
 
 
 def settings_of(estimator: Any) -> dict[str, Any]:
-    """What estimators must have in common to be merged."""
+    """Return the properties that merged estimators must share."""
     learned = {
         "number of features": estimator.n_features_in_,
         "feature names": list(getattr(estimator, "feature_names_in_", [])),
         "classes": list(getattr(estimator, "classes_", [])),
     }
-    return {**learned, **{name: v for name, v in estimator.get_params(deep=False).items() if name not in FREE}}
+    return {**learned, **{name: v for name, v in estimator.get_params(deep=False).items() if name not in NOT_COMPARED}}
 
 
 def check_alike(kind: type, estimators: Sequence[Any]) -> None:
-    """Refuse estimators that are not fitted, or not for the same columns, classes, loss, algorithm and settings."""
+    """Raise ValueError unless all estimators are fitted and share columns, classes, loss, algorithm and settings."""
     for number, estimator in enumerate(estimators):
         if not isinstance(estimator, kind):
             raise ValueError(f"model {number + 1} is a {type(estimator).__name__}, not a {kind.__name__}")
@@ -59,11 +59,11 @@ def check_alike(kind: type, estimators: Sequence[Any]) -> None:
                     f"{value!s:.60} instead of {first[name]!s:.60}"
                 )
         if estimator.model_.table.shape != estimators[0].model_.table.shape:
-            raise ValueError(f"model {number} cannot be merged with the first: it was begun with other settings")
+            raise ValueError(f"model {number} cannot be merged with the first: it was trained with other settings")
 
 
 def merge(kind: type, models: Iterable[Any], base: Any) -> Any:
-    """A new estimator that knows what all of them know."""
+    """Return a new estimator from several. See `VSGDClassifier.merge`."""
     models = list(models)
     if not models:
         raise ValueError("there is no model to merge")
@@ -76,12 +76,12 @@ def merge(kind: type, models: Iterable[Any], base: Any) -> Any:
 
 
 def distinct_labels(number: int, X: Any, y: Any) -> Any:
-    """The classes of a part."""
+    """Return the classes of a part."""
     return np.unique(np.asarray(y))
 
 
 def all_labels(each_part: EachPart) -> Any:
-    """The classes of all parts; those of an empty part would have a type of their own."""
+    """Return the classes of all parts that have rows. The labels of an empty part can have another type."""
     found = [labels for labels in each_part(distinct_labels) if len(labels)]
     if not found:
         raise ValueError("no part has any rows")
@@ -89,7 +89,7 @@ def all_labels(each_part: EachPart) -> Any:
 
 
 def learn(number: int, X: Any, y: Any, *, estimator: Any, known: dict[str, Any], seed: tuple[int, int]) -> Any:
-    """A copy of the estimator after one pass over a part, in random order; None if no row of the part counts."""
+    """Return a copy of the estimator after one pass over a part in random order; None if all weights are zero."""
     if len(y) == 0:
         return None
     learner = copy.copy(estimator)
@@ -101,20 +101,25 @@ def learn(number: int, X: Any, y: Any, *, estimator: Any, known: dict[str, Any],
 
 
 def mean_loss(learners: Sequence[Any], rows_before: int) -> float:
-    """The loss of all rows of a round, each before it was learned from."""
+    """Return the mean loss of all rows of a round, each measured before its update."""
     rows = [learner.model_.progress[ROWS] - rows_before for learner in learners]
     return float(np.average([learner.loss_curve_[-1] for learner in learners], weights=rows))
 
 
 def fit_rounds(estimator: Any, each_part: EachPart, *, rounds: int, classes: Any = None) -> Any:
-    """Learn from all parts at the same time and merge, several times.
-
-    A copy of the estimator is returned. If it has been fitted already, it goes on from there.
+    """Train on all parts in parallel and merge the models, several times.
 
     Args:
+        estimator: a `VSGDClassifier` or `VSGDRegressor`. If it is fitted, training continues from there.
         each_part: runs a function on every part.
-        rounds: passes over the data; the parts are merged after each.
+        rounds: number of passes over the data. The models are merged after each pass.
         classes: all labels of a classification. Without them, one more pass over the parts collects them.
+
+    Returns:
+        A fitted copy of the estimator.
+
+    Raises:
+        ValueError: if `rounds` is below 1, or if no part has a row with a positive weight.
     """
     if rounds < 1:
         raise ValueError(f"rounds == {rounds}, must be at least 1")
@@ -137,7 +142,21 @@ def fit_rounds(estimator: Any, each_part: EachPart, *, rounds: int, classes: Any
 
 
 def fit_parts(estimator: Any, parts: Sequence[tuple[Any, Any]], *, rounds: int = 3, classes: Any = None) -> Any:
-    """`fit_rounds` on parts (X, y) in memory, one after the other: what a cluster gives, to the bit.
+    """Train on parts of the data that are in memory, and merge the models after each pass.
+
+    The result is bit-for-bit that of `vsgd.integrations.dask.fit` and `vsgd.integrations.spark.fit` on the same parts.
+
+    Args:
+        estimator: a `VSGDClassifier` or `VSGDRegressor`. If it is fitted, training continues from there.
+        parts: pairs (X, y).
+        rounds: number of passes over the data.
+        classes: all labels of a classification. Without them, one more pass over the parts collects them.
+
+    Returns:
+        A fitted copy of the estimator.
+
+    Raises:
+        ValueError: if `rounds` is below 1, or if no part has a row with a positive weight.
 
     >>> from sklearn.datasets import load_breast_cancer
     >>> from vsgd.sklearn import VSGDClassifier

@@ -17,15 +17,15 @@ from vsgd.sklearn import fitting, merging
 
 
 class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Linear regression trained by stochastic gradient descent with nothing to tune (Schaul & LeCun 2013).
+    """Linear regression trained by stochastic gradient descent without a learning rate (Schaul & LeCun 2013).
 
-    Neither features nor target need be scaled. For several targets wrap it in `sklearn.multioutput`.
+    Features and target need not be scaled. `sklearn.multioutput` supports several targets.
 
     Args:
         loss: "squared_error", "absolute_error", "huber", "epsilon_insensitive", "quantile", "poisson" (counts) or
             "gamma" (positive numbers). The last two model the logarithm of the mean.
-        epsilon: where the Huber loss turns linear; the error that epsilon_insensitive forgives.
-        quantile: the quantile that the quantile loss estimates.
+        epsilon: residual above which the Huber loss is linear, or below which the loss "epsilon_insensitive" is zero.
+        quantile: the quantile that the loss "quantile" estimates.
 
     The other parameters and the attributes are those of `VSGDClassifier`.
 
@@ -82,7 +82,19 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.options = options
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
-        """Learn from all of X, in several passes."""
+        """Train on all samples, in several passes.
+
+        Args:
+            X: samples × features, a dense array or a sparse matrix.
+            y: target of each sample.
+            sample_weight: weight of each sample; 1 by default.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: if the arguments or the parameters of the estimator are invalid. The estimator is unchanged.
+        """
         self._check()
         with fitting.all_or_nothing(self):
             X, y = fitting.read(self, X, y, numeric=True, reset=not (self.warm_start and hasattr(self, "model_")))
@@ -90,7 +102,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
-        """Learn from X once, in the order given."""
+        """Train on the samples once, in the given order. Arguments as in `fit`."""
         self._check()
         with fitting.all_or_nothing(self):
             X, y = fitting.read(self, X, y, numeric=True, reset=not hasattr(self, "model_"))
@@ -98,17 +110,22 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Any:
-        """The prediction for each row; with the Poisson and Gamma losses, the mean."""
+        """Return the prediction for each sample; with the Poisson and Gamma losses, the mean."""
         margins = fitting.predict_margins(self, X)[:, 0]
         return np.exp(np.minimum(margins, LARGEST_LOG_MEAN)) if self.loss in EXPONENTIAL_LINK else margins
 
     @classmethod
     def merge(cls, models: Iterable[VSGDRegressor], base: VSGDRegressor | None = None) -> VSGDRegressor:
-        """One estimator from several that learned from different rows; it can go on learning with `partial_fit`.
+        """Return one estimator from several that were trained on different samples.
+
+        Each coefficient is a mean, weighted by count and curvature. `partial_fit` can train the result further.
 
         Args:
-            models: fitted, for the same features and with the same parameters.
-            base: the estimator that all of them went on from, if there is one. What it had seen counts once.
+            models: fitted estimators with the same features and parameters.
+            base: the estimator that all of them continued from, if any. Its samples are counted once.
+
+        Raises:
+            ValueError: if the estimators are not fitted or differ in features or parameters.
         """
         merged: VSGDRegressor = merging.merge(cls, models, base)
         return merged

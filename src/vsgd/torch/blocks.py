@@ -65,7 +65,7 @@ class Blocks:
         Return what `adopt_changes` returns.
         """
         members = members_of(groups, states)
-        if members == self._members and all([block.fits(block.group["algorithm"]) for block in self._blocks]):
+        if members == self._members and all(block.fits(block.group["algorithm"]) for block in self._blocks):
             return []
         check_shapes(states)
         was_open = self.are_open

@@ -163,7 +163,9 @@ class DenseBlock:
                     "step; a closure must not change the shape of a parameter"
                 )
         parts = [
-            theta.new_zeros(1).expand(length) if tensor is None else (tensor.to_dense() if tensor.is_sparse else tensor).detach().reshape(-1)
+            theta.new_zeros(1).expand(length)
+            if tensor is None
+            else (tensor.to_dense() if tensor.is_sparse else tensor).detach().reshape(-1)
             for tensor, length in zip(tensors, self.coordinates.lengths, strict=True)
         ]
         if len(parts) == 1 and parts[0].dtype == theta.dtype and is_plain(parts[0]):

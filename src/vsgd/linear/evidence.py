@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from vsgd.linear.losses import Task
 from vsgd.linear.minibatch import Workspace
 from vsgd.linear.model import (
@@ -88,6 +90,18 @@ def distinct_rows(model: Model, task: Task) -> float:
     return float(task.data_rows if task.data_rows > 0 else model.progress[FRESH_ROWS])
 
 
+def effective_number(own: Any, strength: float) -> float:
+    """Return Σ o / (o + λ) over the information o of each coefficient."""
+    total = 0.0
+    for j in range(len(own)):
+        total += own[j] / (own[j] + strength)
+    return total
+
+
+vars(effective_number)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
+"""The sum may be taken in any order, so that the processor divides several numbers at a time."""
+
+
 def estimate_penalty(model: Model, task: Task) -> None:
     """Update λ and the calibration of each output.
 
@@ -99,6 +113,7 @@ def estimate_penalty(model: Model, task: Task) -> None:
     sums, table = model.sums, model.table
     rows = float(model.progress[ROWS])
     share = distinct_rows(model, task) / rows
+    own = np.empty(table.shape[0])
     for k in range(table.shape[2]):
         if not (sums[CURVATURE, k] > 0 and sums[RECENT_SLOPE_SQ, k] > 0):
             continue
@@ -106,19 +121,16 @@ def estimate_penalty(model: Model, task: Task) -> None:
         dispersion = sums[RECENT_SLOPE_SQ, k] / sums[RECENT_CURVATURE, k]
         sums[RECENT_SLOPE_SQ, k] *= 0.5  # the first steps may have slopes far larger than all later ones
         sums[RECENT_CURVATURE, k] *= 0.5
-        size = 0.0
+        size, varying = 0.0, 0
         for j in range(table.shape[0] - task.intercept):
             size += table[j, THETA, k] * table[j, THETA, k] * model.columns[j, SCALE_SQ]
+            own[varying] = information * table[j, SEEN, k]
+            varying += table[j, SEEN, k] > 0 and model.columns[j, SCALE_SQ] > 0
         if size == 0:
             continue
         strength = model.penalty[STRENGTH, k]
         for _ in range(FIXED_POINT_STEPS):
-            effective = 0.0
-            for j in range(table.shape[0] - task.intercept):
-                if table[j, SEEN, k] > 0 and model.columns[j, SCALE_SQ] > 0:
-                    own = information * table[j, SEEN, k]
-                    effective += own / (own + strength)
-            strength = dispersion * effective / size
+            strength = dispersion * effective_number(own[:varying], strength) / size
         model.penalty[STRENGTH, k] = strength
         if sums[FRESH_CURVATURE, k] > 0:
             error = SIGNIFICANT * sums[FRESH_SLOPE_SQ, k] ** 0.5

@@ -154,8 +154,9 @@ def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Call
                     observe(model, rows, batch)
                 is_first_of_pass = start == 0 and not task.fresh
                 if is_first_of_pass or is_refresh_due(model.progress[ROWS] - len(batch), model.progress[ROWS]):
-                    move_centers(model, task)
-                    list_centered(model, task, work)
+                    if is_first_of_pass or task.fresh:
+                        move_centers(model, task)
+                        list_centered(model, task, work)
                     if task.evidence:
                         estimate_penalty(model, task)
             if task.center and task.loss >= POISSON:

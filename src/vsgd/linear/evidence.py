@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vsgd.linear.losses import Task
-from vsgd.linear.minibatch import Workspace
+from vsgd.linear.minibatch import Workspace, outputs_of
 from vsgd.linear.model import (
     CALIBRATION,
     CENTER,
@@ -57,7 +57,7 @@ FIXED_POINT_STEPS = 3
 def deviations(batch: Any, weights: Any, model: Model, work: Workspace) -> None:
     """Compute margins minus the mean margin of first visits, including this minibatch, in `work.deviation`."""
     sums = model.sums
-    for k in range(work.margin.shape[1]):
+    for k in range(outputs_of(work)):
         for i in range(len(batch)):
             sums[FRESH_WEIGHT, k] += weights[batch[i]]
             sums[FRESH_MARGIN, k] += weights[batch[i]] * work.margin[i, k]
@@ -71,7 +71,7 @@ def sum_over_rows(batch: Any, weights: Any, model: Model, task: Task, work: Work
     sums = model.sums
     for i in range(len(batch)):
         weight = weights[batch[i]]
-        for k in range(work.margin.shape[1]):
+        for k in range(outputs_of(work)):
             slope, curvature = work.slope[i, k], work.curvature[i, k]
             sums[CURVATURE, k] += curvature
             sums[WEIGHT, k] += weight

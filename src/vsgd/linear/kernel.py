@@ -16,7 +16,17 @@ from vsgd.core import Moments, State
 from vsgd.linear.centering import is_refresh_due, list_centered, move_centers, observe
 from vsgd.linear.evidence import estimate_penalty, evidence_l2, penalizes_rare
 from vsgd.linear.losses import POISSON, Task, slopes
-from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_moments, set_state, state_of, store
+from vsgd.linear.minibatch import (
+    Workspace,
+    gather,
+    load,
+    moments_of,
+    outputs_of,
+    set_moments,
+    set_state,
+    state_of,
+    store,
+)
 from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
 from vsgd.linear.penalty import shifted, side_of_kink, stop_at_zero, with_l2
 from vsgd.linear.rows import Rows
@@ -28,7 +38,7 @@ MAX_LOG_STEP = 0.25
 def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
     """Add X · direction to the margins; slopes of the losses there, in `slope`. Returns the total loss."""
     entry_slot, entry_value = work.entry_slot, work.entry_value
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     loss = 0.0
     for i in range(len(batch)):
         for k in range(outputs):
@@ -43,7 +53,7 @@ def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task,
 def update_column_max(slots: int, work: Workspace) -> None:
     """Update the largest |x| of each column."""
     state = work.state
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     for k in range(outputs):
         for s in range(np.uint64(slots)):
             c = s * outputs + k
@@ -65,7 +75,7 @@ def average_moments(coordinates: int, work: Workspace) -> None:
 
 def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
     """Add L2 penalties to the moments, and set the weights of L1 penalties; the intercept has none."""
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     if task.l1 + task.l2 == 0 and not penalizes_rare(model):
         slots = work.centered[0]
     for s in range(np.uint64(slots)):
@@ -88,9 +98,12 @@ def limit_steps(batch: Any, coordinates: int, model: Model, work: Workspace) -> 
     Behind an exponential link, a large move changes the curvature itself many times over.
     """
     flat = model.table.reshape(-1)
+    centered = np.uint64(work.centered[0])
     largest = 0.0
     for i in range(len(batch)):
-        moved = 0.0
+        moved, first = 0.0, np.uint64(i) * (centered + np.uint64(1))
+        for s in range(centered):
+            moved += work.block[first + s] * (work.state[THETA, s] - flat[work.theta_at[s]])
         for e in range(work.row_end[i], work.row_end[i + 1]):
             c = work.entry_slot[e]
             moved += work.entry_value[e] * (work.state[THETA, c] - flat[work.theta_at[c]])
@@ -114,8 +127,8 @@ def start_at_mean(batch: Any, targets: Any, weights: Any, model: Model) -> None:
 
 def average_iterates(slots: int, model: Model, work: Workspace) -> None:
     """Update the average of the iterates."""
-    outputs = work.margin.shape[1]
-    for s in range(slots):
+    outputs = outputs_of(work)
+    for s in range(np.uint64(slots)):
         column = work.column[s]
         for k in range(outputs):
             c = s * outputs + k
@@ -162,7 +175,7 @@ def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Call
             if task.center and task.loss >= POISSON:
                 start_at_mean(batch, targets, weights, model)
             slots = gather(rows, batch, task.intercept, work)
-            coordinates = slots * model.table.shape[2]
+            coordinates = slots * len(work.outputs)
             load(slots, model.table, work)
             loss += measure(batch, slots, model, targets, weights, task, config, work)
             average_moments(coordinates, work)

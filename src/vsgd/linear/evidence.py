@@ -11,7 +11,7 @@ that.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from vsgd.linear.losses import Task
 from vsgd.linear.minibatch import Workspace, outputs_of
 from vsgd.linear.model import (
     CALIBRATION,
-    CENTER,
     CURVATURE,
     FRESH_CURVATURE,
     FRESH_MARGIN,
@@ -142,19 +141,41 @@ def estimate_penalty(model: Model, task: Task) -> None:
                 model.penalty[CALIBRATION, k] = min(calibration, model.penalty[CALIBRATION, k])
 
 
-def penalizes_rare(model: Model) -> bool:
-    """Return whether columns without a center have a penalty, because some output overfits."""
-    return bool(model.penalty[CALIBRATION].min() < 1.0)
+class Estimated(NamedTuple):
+    """The estimated penalty of one output in a minibatch.
+
+    Attributes:
+        strength: λ for a column that occurs in one of the rows visited so far.
+        limit: upper limit on the penalty in the unit of the column.
+        rare: the factor for columns without a center: 0 if the output does not overfit.
+        weight: the mean weight of a row.
+    """
+
+    strength: float
+    limit: float
+    rare: float
+    weight: float
 
 
-def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -> float:
-    """Return the weight of ½θ² per sample with a non-zero value in the column. There were `samples` such samples."""
+def estimated_penalty(model: Model, task: Task, k: Any) -> Estimated:
+    """Return the penalty of output k, from the last estimates."""
     rows = float(model.progress[ROWS])
-    visits = samples * distinct_rows(model, task) / rows
-    l2 = model.penalty[STRENGTH, k] / visits
-    if model.columns[column, CENTER] == 0:
-        calibration = model.penalty[CALIBRATION, k]
-        l2 *= min(DISTRUST * (1.0 - calibration), 1.0) / (calibration * calibration)
-    l2 = min(l2, MAX_SHRINKAGE * model.sums[CURVATURE, k] / model.sums[WEIGHT, k])
-    mean_weight = model.sums[WEIGHT, k] / rows
-    return float(mean_weight * model.columns[column, SCALE_SQ] * l2)
+    calibration = model.penalty[CALIBRATION, k]
+    return Estimated(
+        strength=model.penalty[STRENGTH, k] * rows / distinct_rows(model, task),
+        limit=MAX_SHRINKAGE * model.sums[CURVATURE, k] / model.sums[WEIGHT, k],
+        rare=min(DISTRUST * (1.0 - calibration), 1.0) / (calibration * calibration),
+        weight=model.sums[WEIGHT, k] / rows,
+    )
+
+
+def evidence_l2(estimated: Estimated, factor: float, samples: float, scale_sq: float) -> float:
+    """Return the weight of ½θ² per sample that contains the column.
+
+    Args:
+        estimated: the penalty of the output.
+        factor: 1 for a column with a center, otherwise `estimated.rare`.
+        samples: the number of samples of the column so far.
+        scale_sq: the mean square of the column.
+    """
+    return estimated.weight * scale_sq * min(factor * estimated.strength / samples, estimated.limit)

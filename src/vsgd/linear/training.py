@@ -71,12 +71,16 @@ def join(model: Model, parts: list[Model]) -> None:
     model.progress[:] = parts[0].progress
 
 
-def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
+def train_on(
+    model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, is_checked: bool = False
+) -> float:
     """One pass over the rows in this order; the mean loss of the rows, each before its update.
 
-    The result does not depend on the number of threads.
+    The result does not depend on the number of threads. `is_checked`: whether an earlier pass had the same arguments,
+    but for the order of the rows.
     """
-    check_all(model, rows, order, targets, weights, training)
+    if not is_checked:
+        check_all(model, rows, order, targets, weights, training)
     return share_outputs(model, rows, order, targets, weights, training) / float(weights[order].sum())
 
 

@@ -170,7 +170,7 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
     for epoch, order in enumerate(passes, start=1):
         estimator.n_iter_ = epoch
         task = training.task._replace(fresh=fresh and epoch == 1, data_rows=len(learn_from))
-        loss = train_on(model, rows, order, targets, merged, replace(training, task=task))
+        loss = train_on(model, rows, order, targets, merged, replace(training, task=task), is_checked=epoch > 1)
         if estimator.early_stopping:
             at = margins_of(X[held_out], coefficients(model, training.task))
             loss = mean_loss(at, targets[held_out], merged[held_out], training.task)

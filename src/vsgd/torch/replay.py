@@ -10,17 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vsgd.torch.closures import FORWARD_OUTSIDE, SCALER
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.frameworks import SCALER
 from vsgd.torch.interrupts import call_user
 from vsgd.torch.process import call_before_forward
 
 Closure = Callable[[], Any]
-
-FORWARD_OUTSIDE = (
-    "the closure must run the forward pass itself: it is called a second time with probed parameters, and a loss that "
-    "was computed before the step does not depend on them. Move `loss = ...` into the closure; no retain_graph."
-)
 
 NORMALIZATIONS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),

@@ -108,7 +108,7 @@ def remedy() -> str:
 
 
 def check_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
-    """One closure or several, as a list; a TypeError that shows one otherwise."""
+    """Return one closure or several as a list. Raise a TypeError that shows one otherwise."""
     closures = list(closure) if isinstance(closure, Sequence) else [closure]
     if not closures or not all(callable(each) for each in closures):
         raise TypeError(NO_CLOSURE + remedy())
@@ -137,7 +137,7 @@ class NotRepeatable(RuntimeError):
 
 
 def check_repeatable(first: Evaluation, again: Evaluation) -> None:
-    """Two evaluations at the same weights must agree, up to the rounding of parallel sums."""
+    """Raise unless two evaluations at the same weights agree, up to the rounding of parallel sums."""
     loss, other = float(first.loss), float(again.loss)
     if not abs(loss - other) <= 1e-3 * abs(loss) + 1e-12:
         raise NotRepeatable(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
@@ -158,7 +158,7 @@ def difference(here: Tensor, there: Tensor) -> Tensor:
 
 
 def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
-    """Where neither loss nor gradient changes at all, the closure did not use the probed parameters."""
+    """Raise if neither loss nor gradient changes: the closure did not use the probed parameters."""
 
     def values(evaluation: Evaluation) -> list[Tensor]:
         return [grad.coalesce().values() if grad.is_sparse else grad for grad in evaluation.grads.values()]

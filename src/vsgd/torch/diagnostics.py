@@ -1,4 +1,4 @@
-"""What the optimizer has found out: rates, memory and noise of each tensor, and the batch size worth using."""
+"""Diagnosis of the optimizer: rates, memory and noise of each tensor, and the batch size worth using."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def batch_worth_using(self) -> float:
-        """How many times the present batch: larger ones mostly repeat themselves, smaller ones are mostly noise."""
+        """Noise scale in present batches: larger ones mostly repeat themselves, smaller ones are mostly noise."""
         return self.noise_scale / self.samples_per_step
 
     def __str__(self) -> str:
@@ -197,7 +197,7 @@ class TensorBoard:
 
 
 def plot(diagnosis: Diagnosis) -> Figure:
-    """Rates, memory and signal-to-noise of every tensor: the median, and the span of nine coordinates in ten."""
+    """Plot rates, memory and signal-to-noise of every tensor: the median, and the span of nine coordinates in ten."""
     from matplotlib.figure import Figure
 
     shown = [tensor for tensor in diagnosis.tensors if tensor.coordinates]

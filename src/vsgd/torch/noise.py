@@ -42,7 +42,7 @@ class Noise(NamedTuple):
 
 
 def observe(noise: Noise, total_variance: Array, signal: Array) -> Noise:
-    """Take in what one step says."""
+    """Return the averages updated with the noise of one step."""
     weight = 1 / min(noise.steps + 1, HORIZON)
     return Noise(
         variance=ema(noise.variance, total_variance, weight),
@@ -53,7 +53,7 @@ def observe(noise: Noise, total_variance: Array, signal: Array) -> Noise:
 
 
 class StepNoise(NamedTuple):
-    """What the samples of one step say, without bias."""
+    """Unbiased estimates from the samples of one step."""
 
     variance: Array
     """tr Σ of a sample."""
@@ -64,19 +64,19 @@ class StepNoise(NamedTuple):
 
 
 def of_samples(mean_of_squares: Array, square_of_mean: Array, count: float) -> StepNoise:
-    """From Σ_i of the mean of squared gradients of samples, and of their squared mean."""
+    """Return the noise of samples from the mean of their squared gradients and their squared mean gradient."""
     total = (mean_of_squares - square_of_mean) * (count / (count - 1))
     return StepNoise(total, square_of_mean - total / count, count)
 
 
 def is_known(noise: Noise) -> bool:
-    """Is the signal certainly above zero?"""
+    """Return whether the signal is certainly above zero."""
     error_sq = variance(noise.signal, noise.signal_sq) / (2 * min(noise.steps, HORIZON) - 1)
     return bool(noise.signal > 0) and bool(noise.signal * noise.signal > CERTAIN * CERTAIN * error_sq)
 
 
 def noise_scale(noise: Noise) -> float:
-    """B = tr Σ / |G|²; infinite while the signal cannot be told from zero."""
+    """Return B = tr Σ / |G|²; infinite while the signal cannot be told from zero."""
     return float(noise.variance / noise.signal) if noise.signal > 0 else math.inf
 
 
@@ -86,15 +86,15 @@ INTERVAL = 20
 """Steps between decisions. Each at most doubles or halves the minibatch: statistics need some steps to follow."""
 
 NEARLY = 0.8
-"""A minibatch need not be larger than has this share of the largest gain: the maximum is flat, and what is
-expected of one step counts on samples that are not seen again."""
+"""Use the smallest minibatch that reaches this fraction of the largest gain. The maximum is flat, and the expected gain
+of a step assumes samples that are not seen again."""
 
 TIMED_STEPS = 51
 """The newest steps of each size whose median is the time of a step."""
 
 
 def fitted_time(seconds: Mapping[int, float]) -> tuple[float, float]:
-    """a and b of a + b·n, by least squares of the relative error; neither is negative."""
+    """Return a and b of a + b·n, by least squares of the relative error; neither is negative."""
     weights = {n: 1 / s**2 for n, s in seconds.items()}
     total = sum(weights.values())
     mean_n, mean_s = (sum(w * v for w, v in zip(weights.values(), each, strict=True)) / total for each in
@@ -106,23 +106,23 @@ def fitted_time(seconds: Mapping[int, float]) -> tuple[float, float]:
 
 
 def gain_per_second(n: float, scale: float, fixed: float, each: float) -> float:
-    """Of a step with n samples, up to a factor; in proportion to n where nothing but noise is seen."""
+    """Return the gain per second of a step with n samples, up to a factor; proportional to n if there is only noise."""
     return (n / (n + scale) if math.isfinite(scale) else n) / (fixed + each * n)
 
 
 def best_size(sizes: Sequence[int], scale: float, fixed: float, each: float) -> int:
-    """The smallest of these sizes that has nearly the largest gain per second."""
+    """Return the smallest of these sizes that has nearly the largest gain per second."""
     gains = {n: gain_per_second(n, scale, fixed, each) for n in sizes}
     return min(n for n, gain in gains.items() if gain >= NEARLY * max(gains.values()))
 
 
 def doublings(smallest: int, largest: int) -> list[int]:
-    """Sizes to choose from."""
+    """Return the sizes to choose from."""
     return [*(smallest * 2**k for k in range(math.ceil(math.log2(largest / smallest)))), largest]
 
 
 def next_size(present: int, wanted: float, smallest: int, largest: int) -> int:
-    """One doubling or halving towards what is wanted."""
+    """Return the present size, doubled or halved if that comes closer to the wanted one."""
     size = present * 2 if wanted >= 2 * present else present // 2 if 2 * wanted <= present else present
     return min(max(size, smallest), largest)
 
@@ -168,7 +168,7 @@ class BatchSizer(Sampler[list[int]]):
         opt.register_step_post_hook(self._after_step)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """One pass over the data, in an order that all processes share; what fills no minibatch is left out."""
+        """Yield the minibatches of one pass over the data, in an order that all processes share."""
         processes = self._opt.processes()
         order = torch.randperm(self._length, generator=torch.Generator().manual_seed(self._seed + self._epoch)).tolist()
         self._epoch += 1
@@ -181,7 +181,7 @@ class BatchSizer(Sampler[list[int]]):
             start += size
 
     def seconds(self) -> dict[int, float]:
-        """The median time of a step, for each size so far."""
+        """Return the median time of a step, for each size so far."""
         return {size: statistics.median(times) for size, times in self._seconds.items()}
 
     def _after_step(self, opt: VSGD, arguments: Any, keywords: Any) -> None:

@@ -44,7 +44,7 @@ class SavedBuffer(NamedTuple):
 
     @property
     def is_statistic(self) -> bool:
-        """Whether it is part of the running statistics that a normalization gathers while it trains."""
+        """Return whether this is part of the running statistics that a normalization updates in training."""
         module: Any = self.module
         return isinstance(module, NORMALIZATIONS) and module.training and module.running_mean is not None
 

@@ -42,76 +42,63 @@ class Rows(NamedTuple):
     reweight: bool = False
 
 
-class Deprecated(NamedTuple):
-    """Arguments of version 0.2, each with its value if it was given."""
-
-    reduction: Any = None
-    reweight: Any = None
-    samples: Any = None
-    reduce_dtype: Any = None
-    process_group: Any = None
-
-
-class SampleSettings(NamedTuple):
-    """Checked settings of what a sample is."""
-
-    rows: Rows | None
-    replicas: Replicas
+DEPRECATED = ("reduction", "reweight", "samples", "reduce_dtype", "process_group")
+"""Arguments of version 0.2. The first two are fields of `Rows` now, the others of `Replicas`."""
 
 
 def check_sampling(
     per_sample: nn.Module | Rows | None, distributed: Replicas | None, old: dict[str, Any]
-) -> SampleSettings:
+) -> tuple[Rows | None, Replicas]:
     """Return the settings of what a sample is, or raise if they do not fit together.
 
     Args:
         per_sample: argument of `VSGD`.
         distributed: argument of `VSGD`.
-        old: arguments of version 0.2, which are deprecated.
+        old: deprecated arguments.
     """
-    unknown = old.keys() - set(Deprecated._fields)
+    unknown = old.keys() - set(DEPRECATED)
     if unknown:
         raise TypeError(f"VSGD got an unexpected argument {min(unknown)!r}")
     rows = Rows(per_sample) if isinstance(per_sample, nn.Module) else per_sample
     if rows is not None and not (isinstance(rows, Rows) and isinstance(rows.model, nn.Module)):
         raise TypeError(f"per_sample is {per_sample!r}, it must be a model or a vsgd.torch.Rows")
-    if old:
-        rows, distributed = translate(Deprecated(**old), rows, distributed)
+    given = {name: old[name] for name in DEPRECATED if old.get(name) is not None}
+    rows = translate_rows({name: given.pop(name) for name in DEPRECATED[:2] if name in given}, rows)
+    distributed = translate_replicas(given, distributed)
     if rows is not None and rows.reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {rows.reduction!r}, it must be 'mean' or 'sum'")
     replicas = AVERAGED if distributed is None else check_replicas(distributed)
     if replicas.as_samples and rows is not None:
         raise ValueError("with per_sample every row is a sample, so replicas cannot be: Replicas(as_samples=False)")
-    return SampleSettings(rows, replicas)
+    return rows, replicas
 
 
-def translate(old: Deprecated, rows: Rows | None, distributed: Replicas | None) -> tuple[Rows | None, Replicas | None]:
-    """Return the settings that deprecated arguments stand for."""
-    for_rows = {name: value for name in ("reduction", "reweight") if (value := getattr(old, name)) is not None}
-    for_replicas = {
-        name: value for name in ("reduce_dtype", "process_group") if (value := getattr(old, name)) is not None
-    }
-    if old.samples not in (None, "minibatch", "replicas"):
-        raise ValueError(f"samples is {old.samples!r}, it must be 'minibatch' or 'replicas'")
-    if for_rows:
-        arguments = ", ".join(f"{name}={value!r}" for name, value in for_rows.items())
-        warn(f"VSGD({arguments}) is deprecated; use per_sample=vsgd.torch.Rows(model, {arguments})", DeprecationWarning)
-        if rows is None:
-            if for_rows.get("reweight"):
-                raise ValueError("reweight needs the model: per_sample=vsgd.torch.Rows(model, reweight=True)")
-        else:
-            rows = rows._replace(**for_rows)
-    if for_replicas or old.samples is not None:
-        as_samples = old.samples == "replicas"
-        given = {"as_samples": as_samples, **for_replicas}
-        arguments = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        warn(
-            "the arguments samples, reduce_dtype and process_group of VSGD are deprecated; use "
-            f"distributed=vsgd.torch.Replicas({arguments})",
-            DeprecationWarning,
-        )
-        distributed = Replicas(**given)
-    return rows, distributed
+def translate_rows(old: dict[str, Any], rows: Rows | None) -> Rows | None:
+    """Return the setting of rows with deprecated arguments."""
+    if not old:
+        return rows
+    arguments = ", ".join(f"{name}={value!r}" for name, value in old.items())
+    warn(f"VSGD({arguments}) is deprecated; use per_sample=vsgd.torch.Rows(model, {arguments})", DeprecationWarning)
+    if rows is None and old.get("reweight"):
+        raise ValueError("reweight needs the model: per_sample=vsgd.torch.Rows(model, reweight=True)")
+    return rows and rows._replace(**old)
+
+
+def translate_replicas(old: dict[str, Any], distributed: Replicas | None) -> Replicas | None:
+    """Return the setting of replicas that deprecated arguments stand for."""
+    if not old:
+        return distributed
+    samples = old.pop("samples", "minibatch")
+    if samples not in ("minibatch", "replicas"):
+        raise ValueError(f"samples is {samples!r}, it must be 'minibatch' or 'replicas'")
+    replicas = {"as_samples": samples == "replicas", **old}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in replicas.items())
+    warn(
+        "the arguments samples, reduce_dtype and process_group of VSGD are deprecated; use "
+        f"distributed=vsgd.torch.Replicas({arguments})",
+        DeprecationWarning,
+    )
+    return Replicas(**replicas)
 
 
 def check_settings(group: dict[str, Any]) -> None:

@@ -37,6 +37,9 @@ UNUSED_DAYS = 30
 WAITING_SECONDS = 60.0
 """Maximum time to wait for another process that compiles the same function."""
 
+FASTMATH = frozenset({"contract"})
+"""A product and a sum may be rounded once instead of twice, so that the processor can do both at once."""
+
 NOTICE_SECONDS = 1.0
 """A message is printed if a compilation takes longer."""
 
@@ -83,7 +86,8 @@ def digest(function: Callable[..., Any]) -> str:
 
     It includes the source of `checksum`. Versions with different checksums therefore use different folders.
     """
-    parts = {inspect.getsource(checksum)}
+    others = {each.__name__: inspect.getsource(how) for each, how in COMPILED_AS.items()}
+    parts = {inspect.getsource(checksum), f"{sorted(FASTMATH)} {others}"}
     for each in reached(function):
         parts.add(inspect.getsource(each))
         options = sorted(getattr(each, "jit_options", {}).get("fastmath", ()))
@@ -97,15 +101,28 @@ def digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256("\0".join(sorted(parts)).encode()).hexdigest()[:16]
 
 
+COMPILED_AS: dict[Callable[..., Any], Callable[..., Any]] = {
+    # a power would be taken in float64
+    core.square_root: lambda x: lambda x: math.sqrt(x),
+    # a choice between two numbers is one instruction, a product with 0 or 1 several
+    core.clip: lambda value, limit: (
+        lambda value, limit: limit if value > limit else (-limit if value < -limit else value)
+    ),
+    core.larger: lambda a, b: lambda a, b: b if b > a else a,
+}
+"""Functions that compiled code computes in another way, for numba's `overload`."""
+
+
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
     """Register a plain function for calls from compiled code, with the numba options in its attribute `jit_options`."""
     from numba.extending import overload, register_jitable
 
-    if function is core.square_root:  # a power would be taken in float64
-        overload(function)(lambda x: lambda x: math.sqrt(x))
+    if function in COMPILED_AS:
+        overload(function)(COMPILED_AS[function])
     else:
-        register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
+        options = FASTMATH | getattr(function, "jit_options", {}).get("fastmath", frozenset())
+        register_jitable(error_model="numpy", fastmath=set(options))(function)
 
 
 def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:
@@ -118,7 +135,7 @@ def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:
     for callee in reached(function):
         if callee is not function:
             register(callee)
-    return numba.njit(function, nogil=True, error_model="numpy", cache=cache)
+    return numba.njit(function, nogil=True, error_model="numpy", fastmath=set(FASTMATH), cache=cache)
 
 
 compiled = functools.cache(dispatcher_of)

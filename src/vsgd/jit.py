@@ -37,9 +37,6 @@ UNUSED_DAYS = 30
 WAITING_SECONDS = 60.0
 """Maximum time to wait for another process that compiles the same function."""
 
-FASTMATH = frozenset({"contract"})
-"""A product and a sum may be rounded once instead of twice, so that the processor can do both at once."""
-
 NOTICE_SECONDS = 1.0
 """A message is printed if a compilation takes longer."""
 
@@ -87,7 +84,7 @@ def digest(function: Callable[..., Any]) -> str:
     It includes the source of `checksum`. Versions with different checksums therefore use different folders.
     """
     others = {each.__name__: inspect.getsource(how) for each, how in COMPILED_AS.items()}
-    parts = {inspect.getsource(checksum), f"{sorted(FASTMATH)} {others}"}
+    parts = {inspect.getsource(checksum), repr(others)}
     for each in reached(function):
         parts.add(inspect.getsource(each))
         options = sorted(getattr(each, "jit_options", {}).get("fastmath", ()))
@@ -121,8 +118,7 @@ def register(function: Callable[..., Any]) -> None:
     if function in COMPILED_AS:
         overload(function)(COMPILED_AS[function])
     else:
-        options = FASTMATH | getattr(function, "jit_options", {}).get("fastmath", frozenset())
-        register_jitable(error_model="numpy", fastmath=set(options))(function)
+        register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
 
 
 def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:
@@ -135,7 +131,7 @@ def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:
     for callee in reached(function):
         if callee is not function:
             register(callee)
-    return numba.njit(function, nogil=True, error_model="numpy", fastmath=set(FASTMATH), cache=cache)
+    return numba.njit(function, nogil=True, error_model="numpy", cache=cache)
 
 
 compiled = functools.cache(dispatcher_of)

@@ -222,12 +222,35 @@ def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: T
     In decoupled coordinates what others change of a gradient averages out of h̄^fd but not of v̄^fd, so the curvature is
     |h̄^fd| plus the standard error of that mean. Elsewhere those changes matter, and it is v̄^fd / h̄^fd (section 5.2).
     """
-    fraction = signal_fraction(tensor.horizon * count * (mean.grad * mean.grad), noise(mean, config))
+    fraction = signal_fraction(mean.grad * mean.grad, noise(mean, config))
+    return rate_from(fraction, (count > 0) / memory, mean, count, config, tensor, decoupled)
+
+
+def rate_from(
+    fraction: Array,
+    inverse_memory: Array,
+    mean: Moments,
+    count: Array,
+    config: Networks,
+    tensor: TensorContext,
+    decoupled: bool,
+) -> Array:
+    """Return `rate` from the signal fraction f of one sample and from 1/τ, which the update needs elsewhere too.
+
+    The signal fraction of n samples is n f / (1 + (n − 1) f). Its denominator is at least 1, so it can be multiplied by
+    that of the curvature without underflow, and one division is enough.
+    """
+    samples = tensor.horizon * count
+    denominator = (count > 0) + (samples * fraction - fraction)
     if decoupled:
-        error = square_root(variance(mean.curv, mean.curv_sq) / (count * memory))
-        # a product, since XLA makes one division of two, and the product of two tiny denominators vanishes in float32
-        return fraction * ((count > 0) / (abs(mean.curv) + error + tensor.curv + config.epsilon))
-    return fraction * (mean.curv + tensor.curv) / (mean.curv_sq + tensor.curv_sq + config.epsilon)
+        error = square_root(variance(mean.curv, mean.curv_sq) * (inverse_memory / count))
+        return samples * fraction / (denominator * (abs(mean.curv) + error + tensor.curv + config.epsilon))
+    return (
+        samples
+        * fraction
+        * (mean.curv + tensor.curv)
+        / (denominator * (mean.curv_sq + tensor.curv_sq + config.epsilon))
+    )
 
 
 def limited_step(rate: Array, grad: Array, grad_sq: Array, tensor: TensorContext) -> Array:
@@ -259,10 +282,13 @@ def learn(
     outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
     seen = state.seen + count
     memory = state.memory + (outlier & within_cap(state.memory + outlier, seen, config.min_memory_cap))
-    mean = update_moments(state.mean, batch, learning / memory + bootstrap_weight(state.seen, count, config.bootstrap))
+    inverse_memory = (count >= 0) / memory
+    weight = learning * inverse_memory + bootstrap_weight(state.seen, count, config.bootstrap)
+    mean = update_moments(state.mean, batch, weight)
     mean = inflate_second_moments(mean, (state.seen < config.bootstrap) & (seen >= config.bootstrap), config)
-    eta = learning * rate(mean, memory, count + (count == 0), config, tensor, decoupled)
-    memory = shorten_memory(memory, signal_fraction(mean.grad * mean.grad, noise(mean, config)), learning)
+    fraction = signal_fraction(mean.grad * mean.grad, noise(mean, config))
+    eta = learning * rate_from(fraction, inverse_memory, mean, count + (count == 0), config, tensor, decoupled)
+    memory = shorten_memory(memory, fraction, learning)
     memory = memory + (learning & within_cap(memory + learning, seen, config.min_memory_cap))
     return CoreState(mean, memory, seen), Info(rate=eta, outlier=outlier)
 

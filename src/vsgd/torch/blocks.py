@@ -238,10 +238,11 @@ def learning_coordinates(parameter: Tensor, state: ParamState, group: Group) -> 
         return TableBlock(parameter, {parameter: dict(state)}, group, rule).coordinates_of(rows)
     part, shards = local_of(parameter.detach()), shards_of([parameter]) if len(rows) else None
     size = len(rows) * part.numel()
+    statistics: dict[str, Any] = {name: local_of(state[name]).reshape(-1)[:size] for name in STATISTICS}
     return Coordinates(
         theta=part.to(precision(parameter.dtype)).reshape(-1)[:size],
         average=None,
-        **{name: local_of(state[name]).reshape(-1)[:size] for name in STATISTICS},
+        **statistics,
         seen=state["seen"][: len(rows)],
         totals=state["totals"][None][: len(rows)],
         lengths=(part.numel(),) * len(rows),

@@ -33,10 +33,6 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
-def to_dense(grad: Tensor) -> Tensor:
-    return grad.to_dense() if grad.is_sparse else grad
-
-
 def is_plain(tensor: Tensor) -> bool:
     """Return whether the numbers of a tensor are one after the other in memory."""
     return tensor.is_contiguous() and not tensor.is_neg() and tensor.data_ptr() != 0
@@ -190,7 +186,7 @@ class DenseBlock:
                 place = stack.coordinates
                 rotate(stack, flat[place], half[place], out[place], backwards)
         end = self._stacks[-1].coordinates.stop
-        if end < len(flat):
+        if end < flat.numel():
             out[end:].copy_(flat[end:])
         return out
 

@@ -101,7 +101,10 @@ def largest_square(dtype: torch.dtype) -> float:
 
 def is_starting(coordinates: Coordinates, batch: BatchMoments, config: Config) -> bool:
     """Return whether a segment with a gradient has averages that are just being started."""
-    return bool(((coordinates.seen < config.bootstrap) & (batch.counts > 0)).any())
+    seen, counts = coordinates.seen, batch.counts
+    if seen.is_cpu:  # NumPy takes less time for a few numbers
+        seen, counts = seen.numpy(), counts.numpy()
+    return bool(((seen < config.bootstrap) & (counts > 0)).any())
 
 
 def context(coordinates: Coordinates, rule: Rule, horizon: float) -> TensorContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
@@ -89,7 +90,13 @@ def draw_sensitivity(table: Table) -> Canvas:
         for factor in FACTORS:
             values = list(found[name, factor].values())
             height = row + (0.17 if factor > 1 else -0.17)
-            style = {"color": COLORS[factor], "marker": MARKERS[factor], "ls": "", "ms": 5, "alpha": 0.65}
+            style: dict[str, Any] = {
+                "color": COLORS[factor],
+                "marker": MARKERS[factor],
+                "ls": "",
+                "ms": 5,
+                "alpha": 0.65,
+            }
             axes.plot(values, [height] * len(values), **style, label=f"×{factor:g}" if row == 0 else None)
             if values:
                 axes.plot([effect(values).mean], [height], color=COLORS[factor], marker="|", ms=13, mew=2.5)

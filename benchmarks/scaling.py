@@ -32,7 +32,7 @@ from vsgd_bench.compare.ours import DEFAULT, OURS
 from vsgd_bench.compare.runs import Runs
 from vsgd_bench.compare.table import Table, assemble
 from vsgd_bench.compare.workloads import Task, Workload
-from vsgd_bench.figures.figure import BLUE, GREY, ORANGE
+from vsgd_bench.figures.figure import BLUE, GREY, ORANGE, RED
 from vsgd_bench.store import write_whole
 
 ADAMW = ADAMW_COSINE._replace(decays=(), default=Setting(1e-3))
@@ -101,7 +101,7 @@ def ratio(table: Table, task: Workload, axis: str) -> float:
 
 
 def draw(table: Table, families: list[Family]) -> Figure:
-    """A panel for each family and axis: ratios below 1 favor vSGD. A cross at the top marks a missed target."""
+    """A panel for each family and axis: ratios below 1 favor vSGD. A cross marks a missed target."""
     figure = Figure(figsize=(10, 3.2 * len(families)), layout="constrained")
     panels = figure.subplots(len(families), len(AXES), sharey=True, squeeze=False)
     for row, family in zip(panels, families, strict=True):
@@ -112,8 +112,9 @@ def draw(table: Table, families: list[Family]) -> Figure:
                 values = {size: ratio(table, task, what) for size, task in tasks.items()}
                 reached = {size: value for size, value in values.items() if math.isfinite(value)}
                 panel.plot(list(reached), list(reached.values()), line, color=color, marker=marker, label=what)
-                missed = [size for size, value in values.items() if math.isinf(value)]
-                panel.plot(missed, [1] * len(missed), "x", color=color, transform=panel.get_xaxis_transform())
+            missed = [size for size, task in tasks.items() if math.isinf(ratio(table, task, "updates"))]
+            style = {"color": RED, "ms": 9, "mew": 2, "transform": panel.get_xaxis_transform(), "clip_on": False}
+            panel.plot(missed, [0.95] * len(missed), "x", **style, label="vSGD misses the target")
             panel.set_xscale("log")
             panel.set_yscale("log")
             panel.set_xticks(list(tasks), [str(size) for size in tasks])
@@ -123,7 +124,7 @@ def draw(table: Table, families: list[Family]) -> Figure:
             panel.set_xlabel({"batch": "minibatch size"}.get(axis, axis))
             panel.spines[["top", "right"]].set_visible(False)
         row[0].set_ylabel(f"{family.name.upper()}: vSGD / AdamW, to target")
-    panels[0][0].legend(frameon=False)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 

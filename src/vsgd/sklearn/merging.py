@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from vsgd.linear.merging import merge as merge_models
 from vsgd.linear.model import ROWS
 from vsgd.sklearn import fitting
+from vsgd.sklearn.fitting import Matrix
 
 if TYPE_CHECKING:
     from vsgd.sklearn.classifier import VSGDClassifier
@@ -153,7 +154,7 @@ def fit_rounds(
 
 def fit_parts(
     estimator: Estimator,
-    parts: Sequence[tuple[fitting.Matrix, ArrayLike]],
+    parts: Sequence[tuple[Matrix, ArrayLike]],
     *,
     rounds: int = 3,
     classes: ArrayLike | None = None,

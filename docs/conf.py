@@ -28,6 +28,7 @@ autodoc_mock_imports = ["pyspark"]  # needs Java, so it is not part of the extra
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike", "Matrix", "RandomState")}
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 default_role = "code"

@@ -1,9 +1,9 @@
 """Compile plain functions of this package with numba, which is imported at first use.
 
 The functions are not decorated, so `import vsgd` is fast, and the same code runs with all array libraries. `compiled`
-registers the functions that a function calls with `numba.extending.register_jitable`. `kept` also stores the machine
-code on disk, in a folder whose name depends on the source of all these functions and on the types of the arguments. If
-this cache cannot be read or written, the function is compiled again, with one warning.
+registers the functions that a function calls with `numba.extending.register_jitable`. `cached_jit` also stores the
+machine code on disk, in a folder whose name depends on the source of all these functions and on the types of the
+arguments. If this cache cannot be read or written, the function is compiled again, with one warning.
 """
 
 from __future__ import annotations
@@ -340,6 +340,6 @@ class Kernel:
 
 
 @functools.cache
-def kept(function: Callable[..., Any]) -> Kernel:
+def cached_jit(function: Callable[..., Any]) -> Kernel:
     """Return a compiled function whose machine code is stored on disk, for functions that compile for seconds."""
     return Kernel(function)

@@ -200,7 +200,7 @@ def test_bfloat16_is_read_and_rounded_as_torch_does():
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     """A small change of the algorithm can make the compiler give up, and ten times the speed goes with it."""
-    monkeypatch.setattr(engine_numba, "kept", jit.compiled)  # whose code can be looked at
+    monkeypatch.setattr(engine_numba, "cached_jit", jit.compiled)  # whose code can be looked at
     engine_numba.learn_loop.cache_clear()
     learned(NumbaEngine, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
     learn = strategy_of(NETWORKS).learn(decoupled)

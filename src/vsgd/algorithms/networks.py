@@ -2,7 +2,7 @@
 
 1. The probe moves all coordinates of a tensor by the same distance, a fraction of its length scale: `probe_size`.
 2. A second gradient is taken in some steps only: `probe_due`, `is_long`.
-3. The memory τ has a cap: `core.within_cap`.
+3. The memory τ has a cap: `core.memory_below_cap`.
 4. Second moments are inflated at the end of the bootstrap (the slow start of the 2012 paper): `inflate_second_moments`.
 5. Curvature is the mean of signed differences plus the standard error of that mean, where coordinates are decoupled;
    elsewhere it is the paper's, shrunk towards the mean of the tensor: `rate`.
@@ -35,12 +35,12 @@ from vsgd.core import (
     ema,
     is_outlier,
     larger,
+    memory_below_cap,
     shorten_memory,
     signal_fraction,
     square_root,
     update_moments,
     variance,
-    within_cap,
 )
 from vsgd.core import State as CoreState
 
@@ -204,7 +204,7 @@ def is_long(norm_sq: Array, expected_norm_sq: Array, config: Networks = NETWORKS
 
 # --- the rate -----------------------------------------------------------------------------------------------------
 
-LEAST_CURVATURE = 1e-30
+MIN_CURVATURE = 1e-30
 """In units of what makes a step as long as the probe: below all rounding, but a rate times a gradient stays finite."""
 
 
@@ -226,7 +226,7 @@ def context(
 
     Where no coordinate has seen any curvature, |ḡ|/|δ| stands in, so that a step is no longer than the probe.
     """
-    unseen = (mean_curv == 0) * (signal_rms / size) + LEAST_CURVATURE * (grad_rms / size)
+    unseen = (mean_curv == 0) * (signal_rms / size) + MIN_CURVATURE * (grad_rms / size)
     return TensorContext(
         curv=config.shrinkage * mean_curv + unseen,
         curv_sq=config.shrinkage * mean_curv_sq + unseen * unseen,
@@ -301,7 +301,7 @@ def learn(
     learning = (count > 0) & (state.seen >= config.bootstrap)
     outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
     seen = state.seen + count
-    memory = state.memory + (outlier & within_cap(state.memory + outlier, seen, config.min_memory_cap))
+    memory = state.memory + (outlier & memory_below_cap(state.memory + outlier, seen, config.min_memory_cap))
     inverse_memory = (count >= 0) / memory
     weight = learning * inverse_memory + bootstrap_weight(state.seen, count, config.bootstrap)
     mean = update_moments(state.mean, batch, weight)
@@ -309,7 +309,7 @@ def learn(
     fraction = signal_fraction(mean.grad * mean.grad, noise(mean, config))
     eta = learning * rate_from(fraction, inverse_memory, mean, count + (count == 0), config, tensor, decoupled)
     memory = shorten_memory(memory, fraction, learning)
-    memory = memory + (learning & within_cap(memory + learning, seen, config.min_memory_cap))
+    memory = memory + (learning & memory_below_cap(memory + learning, seen, config.min_memory_cap))
     return CoreState(mean, memory, seen), Info(rate=eta, outlier=outlier)
 
 
@@ -340,12 +340,21 @@ def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NE
     return Averaging(larger(larger(window, least), config.window_share * steps), better)
 
 
-def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Networks = NETWORKS) -> Progress:
-    """Return the horizon after a minibatch with this `loss` and `steps` steps before it. It grows while that pays.
+def progress(
+    state: Progress, loss: Array, curvature_penalty: Array, steps: Array, config: Networks = NETWORKS
+) -> Progress:
+    """Return the horizon after a minibatch. It grows while larger rates pay off.
 
-    The rate that is optimal for one step is too small over many: it pays for noise at once, while slow coordinates pay
-    back later (Wu et al. 2018), and noise averages out. So the horizon grows as long as `bend`, ½ (θ−θ̄)ᵀ|H|(θ−θ̄),
-    which is what noise costs, is less than the loss has fallen by lately, and shrinks twice as fast where it is more.
+    The optimal rate for one step is too small for many steps (Wu et al. 2018). Noise increases the loss immediately;
+    progress along flat directions pays off later, and noise averages out. The horizon grows while the recent decrease
+    of the loss exceeds `curvature_penalty`, and shrinks twice as fast otherwise.
+
+    Args:
+        state: the losses and the horizon so far.
+        loss: the loss of the minibatch.
+        curvature_penalty: ½ (θ−θ̄)ᵀ|H|(θ−θ̄), the increase of the loss by noise.
+        steps: number of steps before this one.
+        config: the constants.
     """
     deviation = (steps > 0) * (loss - state.earlier)
     # without the limit, the average of the losses would need a power of the number of steps to forget an outlier
@@ -354,7 +363,7 @@ def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Ne
     recent = ema(state.recent, loss, 9 / (steps + 9))
     earlier = ema(state.earlier, loss, 3 / (steps + 3))
     spread = ema(state.spread, abs(deviation), 3 / (steps + 3))
-    pays = bend < earlier - recent
+    pays = curvature_penalty < earlier - recent
     horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
     return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon), spread)
 

@@ -16,16 +16,16 @@ from vsgd.core import Array, Info, Moments, State, larger, select, square_root
 
 Config = Paper | Networks
 
-LEAST_PROBE = 1e-5
+MIN_PROBE = 1e-5
 """No usual probe is smaller; differences of gradients are divided by it, and squared."""
 
 UNLIMITED = 1e18
 """Stands for no limit, and one over it for the smallest probe; squares of both are still a float32."""
 
-LEAST_SIZE = 1e-30
+MIN_SIZE = 1e-30
 """Stands for the size of a probe before the first one."""
 
-LEAST_NORM = 1e-30
+MIN_NORM = 1e-30
 """Stands for the norm of a gradient that is zero."""
 
 MIN_RMS_SHARE = 0.1
@@ -131,7 +131,7 @@ def network_rate(state: State, count: Array, config: Networks, tensor: TensorCon
 def network_context(totals: Totals, length: Array, config: Networks, horizon: Array) -> TensorContext:
     """Return what the `length` coordinates of a tensor share."""
     signal_rms, grad_rms = square_root(totals.signal / length), square_root(totals.grad_sq / length)
-    size = larger(totals.probe_size, LEAST_SIZE)
+    size = larger(totals.probe_size, MIN_SIZE)
     return networks.context(totals.curv / length, totals.curv_sq / length, signal_rms, grad_rms, size, config, horizon)
 
 
@@ -249,7 +249,7 @@ def expected_norm_sq(totals: Totals, count: Array) -> Array:
 
 def gradient_limit(largest: float) -> float:
     """Return the size beyond which no gradient, and no square of one, is usable; `largest` is the largest number."""
-    return largest * LEAST_PROBE**2
+    return largest * MIN_PROBE**2
 
 
 def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
@@ -302,7 +302,7 @@ def distance_to_zero_loss(loss: Array, grad_norm_sq: Array, length: Array) -> Ar
     It is the length scale of parameters that are all zero.
     """
     slope = square_root(grad_norm_sq * length)
-    return abs(loss) / select(slope > LEAST_NORM, slope, LEAST_NORM)
+    return abs(loss) / select(slope > MIN_NORM, slope, MIN_NORM)
 
 
 def probe_seed(step: Any, index: int) -> Any:

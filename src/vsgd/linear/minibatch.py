@@ -160,7 +160,7 @@ def assign_slots(first: Any, last: Any, slots: Any, work: Workspace) -> Any:
 
 
 def fetch(rows: Rows, batch: Any, work: Workspace) -> None:
-    """Read one number per cache line of the rows. Little else is done, so many lines are fetched at the same time."""
+    """Read one number per cache line of the rows. Several lines are fetched at the same time."""
     for i in range(len(batch)):
         row = batch[i]
         length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]

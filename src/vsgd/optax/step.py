@@ -69,7 +69,7 @@ class State(NamedTuple):
     """Tree: average of the iterates before the parameters, the newest, enter it with `weight`; None if not averaged."""
     weight: Array
     averaging: Averaging
-    bend: Array
+    curvature_penalty: Array
     """½ (θ−θ̄)ᵀ|H|(θ−θ̄), as it was at the last probe."""
     progress: Progress
     unprobed: Array
@@ -159,7 +159,9 @@ def take_step(
     learned = [
         learn(w, curvature, count * usable, horizon, settings) for w, curvature in zip(work, probed, strict=True)
     ]
-    new_bend = lax.cond(due, lambda: bend(work, learned, state), lambda: state.bend)
+    new_curvature_penalty = lax.cond(
+        due, lambda: curvature_penalty(work, learned, state), lambda: state.curvature_penalty
+    )
     bases, means = turn_bases(work, learned, state, usable)
     averaging, progress = state.averaging, state.progress
     if state.average is not None:
@@ -169,7 +171,7 @@ def take_step(
             averaging,
             progress,
             products,
-            new_bend,
+            new_curvature_penalty,
             value,
             state.step,
             config,  # type: ignore[arg-type]
@@ -197,7 +199,7 @@ def take_step(
         average=None if state.average is None else tree(averages),
         weight=weight.astype(state.weight.dtype),
         averaging=jax.tree.map(if_usable, averaging, state.averaging),
-        bend=if_usable(new_bend, state.bend),
+        curvature_penalty=if_usable(new_curvature_penalty, state.curvature_penalty),
         progress=jax.tree.map(if_usable, progress, state.progress),
         unprobed=jnp.where(usable, jnp.where(due, 0, state.unprobed + 1), state.unprobed),
     )
@@ -397,10 +399,10 @@ def learn(w: Local, measured: tuple[Array, Array, Array], count: Array, horizon:
     return Learned(mean, new.memory, step.astype(w.precision), totals)
 
 
-def bend(work: list[Local], learned: list[Learned], state: State) -> Array:
+def curvature_penalty(work: list[Local], learned: list[Learned], state: State) -> Array:
     """Return ½ (θ−θ̄)ᵀ|H|(θ−θ̄), in coordinates in which H is nearly diagonal."""
     if state.average is None:
-        return state.bend
+        return state.curvature_penalty
 
     def of_group(w: Local, curv: Array) -> Array:
         off = w.group.join([into(*each) for each in zip(w.group.tensors, w.offset, w.basis, strict=True)])

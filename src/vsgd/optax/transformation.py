@@ -127,7 +127,7 @@ def new_state(params: Params, groups: list[Group], config: Config) -> State:
         average=structure.unflatten(zeros[k] for k in range(len(leaves))) if averages else None,
         weight=number(1),
         averaging=Averaging(number(strategy_of(config).first_window(config)), number(0)),
-        bend=number(0),
+        curvature_penalty=number(0),
         progress=Progress(number(0), number(0), number(1), number(0)),
         unprobed=filled(0, (), jnp.int32),
     )

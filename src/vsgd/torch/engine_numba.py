@@ -19,7 +19,7 @@ from torch import Tensor
 from vsgd.algorithms.networks import TensorContext, add_momentum, random_bit
 from vsgd.algorithms.strategy import Config, Strategy, limited_step
 from vsgd.core import Moments, State, descend, ema, measured_curvature
-from vsgd.jit import kept
+from vsgd.jit import cached_jit
 from vsgd.torch.coordinates import (
     CURV,
     CURV_SQ,
@@ -97,13 +97,13 @@ class NumbaEngine:
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         plan = plan_of(coordinates)
         sums = np.empty(len(plan.pieces))
-        on_threads(kept(norm_loop), plan.pieces, values.numpy(), sums)
+        on_threads(cached_jit(norm_loop), plan.pieces, values.numpy(), sums)
         return per_segment(sums, plan.pieces, plan, coordinates)
 
     def dots(self, a: Tensor, b: Tensor, coordinates: Coordinates) -> Any:
         plan = plan_of(coordinates)
         sums = np.empty(len(plan.pieces))
-        on_threads(kept(dot_loop), plan.pieces, a.numpy(), b.numpy(), sums)
+        on_threads(cached_jit(dot_loop), plan.pieces, a.numpy(), b.numpy(), sums)
         return per_segment(sums, plan.pieces, plan, coordinates)
 
     def probe(
@@ -174,7 +174,9 @@ class NumbaEngine:
         plan = plan_of(coordinates)
         sums = np.zeros(len(plan.pieces))
         segments = np.array(motion, plan.theta.dtype)
-        on_threads(kept(move_loop), plan.pieces, plan.theta, plan.average, steps.numpy(), grad.numpy(), segments, sums)
+        on_threads(
+            cached_jit(move_loop), plan.pieces, plan.theta, plan.average, steps.numpy(), grad.numpy(), segments, sums
+        )
         return per_segment(sums, plan.pieces, plan, coordinates)
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
@@ -388,7 +390,7 @@ def make_probe_loop(probe: Callable[..., Any], load: Callable[..., Any], is_rand
 @functools.cache
 def probe_loop(probe: Callable[..., Any], compact: bool, is_random: bool) -> Callable[..., None]:
     """Return the compiled loop for a probe, the precision of the statistics (compact: bfloat16), and its signs."""
-    return kept(make_probe_loop(probe, widen if compact else identity, is_random))
+    return cached_jit(make_probe_loop(probe, widen if compact else identity, is_random))
 
 
 def make_learn_loop(
@@ -491,7 +493,7 @@ def make_learn_loop(
 def learn_loop(learn: Callable[..., Any], compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
     """The loop for an algorithm, the precision of its state (compact: bfloat16), and what there is in a minibatch."""
     conversions = {True: (widen, narrow), False: (identity, identity)}
-    return kept(make_learn_loop(learn, *conversions[compact], *conversions[compact_curv], *flags))
+    return cached_jit(make_learn_loop(learn, *conversions[compact], *conversions[compact_curv], *flags))
 
 
 def move_loop(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import LEAST_PROBE, UNLIMITED, Config, Totals, strategy_of
+from vsgd.algorithms.strategy import MIN_PROBE, UNLIMITED, Config, Totals, strategy_of
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import like, local_of
@@ -93,11 +93,11 @@ def _sums(layout: Layout) -> torch.dtype:
 
 
 def _gradient(largest: float, size: int) -> float:
-    return math.sqrt(largest) * LEAST_PROBE
+    return math.sqrt(largest) * MIN_PROBE
 
 
 def _square(largest: float, size: int) -> float:
-    return largest * LEAST_PROBE
+    return largest * MIN_PROBE
 
 
 def _count(largest: float, size: int) -> float:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vsgd.eigenbasis import Basis, into
-from vsgd.jit import kept
+from vsgd.jit import cached_jit
 from vsgd.torch.per_sample.fallback import Call
 from vsgd.torch.per_sample.terms import (
     Lookup,
@@ -147,7 +147,7 @@ def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_t
     rows = grads.shape[1]
     results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype, device="cpu") for _ in range(3)]
     arrays = [result.numpy() for result in results]
-    kernel, threads = kept(accumulate), torch.get_num_threads()
+    kernel, threads = cached_jit(accumulate), torch.get_num_threads()
     edges = [rows * k // threads for k in range(threads + 1)]
 
     def fill(first: int, last: int) -> None:

@@ -164,7 +164,7 @@ class TestMomentum:
             opt.minimize(valley)
             largest = max(largest, float(totals(opt)[0].momentum))
         with opt.iterates():
-            return float(valley()), largest
+            return float(valley().detach()), largest
 
     def test_speeds_up_convergence_without_noise(self):
         with_momentum, largest = self.minimized(NETWORKS)

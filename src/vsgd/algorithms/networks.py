@@ -12,6 +12,9 @@
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
 9. Rates are optimal for a horizon of more than one step, over which noise averages out, as far as the noise of the
    iterates costs less than is gained: `progress`.
+10. Momentum along the drift of the iterates is switched on while gradients agree with it: `momentum`.
+11. If the number of steps per epoch is known, weight decay is estimated from gradient noise, curvature and weights:
+    `decay_strength`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
 `vsgd.eigenbasis` finds. The algorithm receives a flag only. No constant has the unit of the loss.
@@ -74,6 +77,7 @@ class Networks(NamedTuple):
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
         eigenbasis: whether coordinates are decoupled where that is cheap.
         max_horizon: the longest horizon, in steps, that rates are optimal for.
+        max_momentum: the largest momentum coefficient β; 0 switches momentum off.
     """
 
     epsilon: float = 1e-36
@@ -94,6 +98,7 @@ class Networks(NamedTuple):
     average_iterates: bool = True
     eigenbasis: bool = True
     max_horizon: float = 16.0
+    max_momentum: float = 0.9
 
 
 NETWORKS = Networks()
@@ -132,6 +137,21 @@ class Progress(NamedTuple):
     spread: Array
     """Mean distance of a loss from `earlier`."""
 
+
+class Momentum(NamedTuple):
+    """The momentum of a tensor."""
+
+    coefficient: Array
+    """β, between 0 and `Networks.max_momentum`."""
+    agreement: Array
+    """Moving average of ∇·(θ − θ̄); negative while the gradient points along the drift of the iterates."""
+
+
+AGREEMENT_STEPS = 40.0
+"""Number of steps that `Momentum.agreement` averages over."""
+
+MOMENTUM_GROWTH = 0.01
+"""Growth of β per step; it falls twice as fast."""
 
 LOSS_OUTLIER = 10.0
 """A loss enters the averages of `Progress` at a distance of at most this many times the usual one."""
@@ -364,3 +384,63 @@ def update_window_and_horizon(
     """
     after = averaging(state, products - penalty, steps + 1, config)
     return after, before if loss is None else progress(before, loss, penalty, steps, config)
+
+
+# --- momentum -----------------------------------------------------------------------------------------------------
+
+
+def momentum(before: Momentum, product: Array, advantage: Array, config: Networks = NETWORKS) -> Momentum:
+    """Return the momentum of a tensor after a step.
+
+    θ − θ̄ is a moving average of past steps, so it is the momentum buffer. The derivative of the loss with respect to β
+    has the sign of ∇·(θ − θ̄). β grows while that is negative on average, that is, while the newest gradients still
+    point along the drift. It grows only if the newest iterate is no worse than the average, so noise switches it off.
+
+    Args:
+        before: momentum before the step.
+        product: ∇·(θ − θ̄) of the tensor in this step.
+        advantage: `Averaging.advantage` of the parameter group.
+        config: constants of the algorithm.
+    """
+    agreement = ema(before.agreement, product, 1 / AGREEMENT_STEPS)
+    grows = (agreement < 0) & (advantage <= 0)
+    coefficient = before.coefficient + MOMENTUM_GROWTH * ((grows == 1) * 1.0 - (grows == 0) * 2.0)
+    return Momentum(clip(coefficient * (coefficient > 0), config.max_momentum), agreement)
+
+
+def momentum_weight(coefficient: Array, averaging_weight: Array) -> Array:
+    """Return the factor k in θ ← θ − step + k (θ − θ̄): β over the window, and 0 until there is an average."""
+    return coefficient * averaging_weight * (averaging_weight < 0.5)
+
+
+def add_momentum(step: Array, theta: Array, average: Array, weight: Array) -> Array:
+    """Return the step with momentum along θ − θ̄; `weight` is that of `momentum_weight`."""
+    return step - weight * (theta - average)
+
+
+# --- weight decay -------------------------------------------------------------------------------------------------
+
+
+def decay_strength(noise: Array, curv: Array, rms: Array, samples: Array) -> Array:
+    """Return the strength λ of the penalty ½λ‖θ‖² of a tensor that is estimated to generalize best.
+
+    The gradient of the training loss differs from that of the expected loss by an error with variance σ²/n, where n is
+    the number of samples in the data. An unpenalized fit follows that error, which costs σ²/(n h) per coordinate in
+    expected loss (Takeuchi 1976). λ is the strength whose shrinkage λθ² equals this cost in the penalized fit:
+
+        λ θ² = σ² / (n (h + λ)).
+
+    If the loss is a log likelihood of the right family, σ² = h, and this is MacKay's evidence procedure. λ has the
+    unit of a curvature, so the result does not depend on the scale of the loss.
+
+    Args:
+        noise: σ², mean variance of a sample's gradient over the coordinates of the tensor.
+        curv: h, mean curvature.
+        rms: root mean square of the weights.
+        samples: n; 0 if it is unknown, and then λ is 0.
+    """
+    known = (samples > 0) & (rms > 0)
+    error = square_root(noise / (samples + (samples == 0)))
+    pull = curv * rms
+    fraction = (error + error) / (pull + square_root(pull * pull + 4 * error * error) + (error == 0))
+    return known * (error / (rms + (rms == 0)) * fraction)

@@ -150,8 +150,10 @@ class Blocks:
         devices = {norm.device for norm in norms}
         overall = {device: torch.stack([each.to(device) for each in sums]).sum() / size for device in devices}
         for ((_, strategy, config), coordinates), norm in zip(dense, norms, strict=True):
-            scale, mean_sq = coordinates.total_columns().scale, norm / lengths_of(coordinates)
-            scale.copy_(strategy.length_scale(scale, mean_sq, overall[norm.device], least, config))
+            columns, mean_sq = coordinates.total_columns(), norm / lengths_of(coordinates)
+            columns.rms.copy_(mean_sq.sqrt())
+            scale = strategy.length_scale(columns.scale, mean_sq, overall[norm.device], least, config)
+            columns.scale.copy_(scale)
 
 
 def check_numbers(updates: list[Update], losses: list[Tensor], pending: list[Any]) -> tuple[BatchChecks, list[float]]:

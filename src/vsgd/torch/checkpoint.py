@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vsgd.algorithms.networks import Progress
-from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, strategy_of
+from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, Totals, strategy_of
 from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
@@ -113,7 +113,7 @@ def check_options(group: dict[str, Any], place: int) -> None:
     """Refuse a group that lacks an option or has an impossible one. Further options, as of schedulers, are allowed."""
     kinds = {**dict.fromkeys(COUNTS, is_count), **dict.fromkeys(SETTINGS, is_setting)}
     kinds |= {**dict.fromkeys(NUMBERS, is_number), "maximize": is_truth, "averaging": is_averaging}
-    kinds |= {"progress": is_progress}
+    kinds |= {"progress": is_progress, "steps_per_epoch": is_steps_per_epoch}
     for name, is_possible in kinds.items():
         if name not in group:
             raise refused(f"the state was saved by vsgd 0.2 or earlier, or is damaged: group {place} has no {name!r}")
@@ -139,6 +139,11 @@ def is_number(value: Any) -> bool:
 def is_setting(value: Any) -> bool:
     """Return whether this is a number that is not negative and that float32 can square."""
     return is_number(value) and bool(0 <= value <= UNLIMITED)
+
+
+def is_steps_per_epoch(value: Any) -> bool:
+    """Return whether `value` is None or a number of steps."""
+    return value is None or (is_number(value) and bool(1 <= value <= MAX_COUNT))
 
 
 def is_averaging(value: Any) -> bool:
@@ -259,7 +264,7 @@ def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
 
 
 def adds_up(state: ParamState) -> bool:
-    """Return whether the totals of a dense parameter are the sums of its statistics, and the other two lengths.
+    """Return whether the totals of a dense parameter are the sums of its statistics, and the others in their ranges.
 
     Of a sharded one this process has a part of the statistics only.
     """
@@ -269,7 +274,9 @@ def adds_up(state: ParamState) -> bool:
     grad, grad_sq, curv, curv_sq = (state[key].detach().to(dtype) for key in STATISTICS[:4])
     sums = torch.stack([part.sum() for part in (grad_sq, grad.square(), curv.abs(), curv_sq)])
     totals = state["totals"].detach().to(sums)
-    return bool(((sums - totals[:4]).abs() <= SUM_TOLERANCE * sums).all() and (totals[4:] <= UNLIMITED).all())
+    lengths, momentum = totals[4:7], Totals(*totals).momentum
+    are_sums = ((sums - totals[:4]).abs() <= SUM_TOLERANCE * sums).all()
+    return bool(are_sums and ((lengths >= 0) & (lengths <= UNLIMITED)).all() and 0 <= momentum <= 1)
 
 
 def has_memory(state: ParamState) -> bool:

@@ -84,6 +84,9 @@ class VSGD(Optimizer):
         lr: a factor on the learning rates, for schedules or for groups that learn more slowly. Not needed.
         weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
             for the step Δ of each tensor.
+        steps_per_epoch: number of steps in which all training data are seen once: `len(loader)`, divided by the number
+            of micro-batches per step. Weight decay is then estimated for each matrix, from the noise of its
+            gradients; see `info`. Leave it out for data that are seen once. A `weight_decay` above 0 replaces it.
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
         per_sample: the model, or `Rows(model, ...)`. Every row of the minibatch is then a sample, as in the paper;
             otherwise the minibatch is one sample.
@@ -121,6 +124,7 @@ class VSGD(Optimizer):
         lr: float = 1.0,
         weight_decay: float = 0.0,
         *,
+        steps_per_epoch: float | None = None,
         algorithm: Config = NETWORKS,
         per_sample: nn.Module | Rows | None = None,
         compact: bool = False,
@@ -141,6 +145,7 @@ class VSGD(Optimizer):
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
+            "steps_per_epoch": steps_per_epoch,
             "algorithm": algorithm,
             "maximize": maximize,
             "steps": 0,

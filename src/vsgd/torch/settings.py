@@ -102,7 +102,7 @@ def translate_replicas(old: dict[str, Any], distributed: Replicas | None) -> Rep
 
 
 def check_settings(group: dict[str, Any]) -> None:
-    """Raise unless `lr` and `weight_decay` of a group are finite numbers that are not negative."""
+    """Raise unless `lr`, `weight_decay` and `steps_per_epoch` of a group are possible."""
     for name in ("lr", "weight_decay"):
         try:
             value = float(group[name])
@@ -110,6 +110,16 @@ def check_settings(group: dict[str, Any]) -> None:
             raise ValueError(f"{name} is {group[name]!r}, it must be a number") from None
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value:g}, it must be finite and at least 0")
+    check_steps_per_epoch(group["steps_per_epoch"])
+
+
+def check_steps_per_epoch(value: Any) -> None:
+    """Raise unless the value is None or a number of steps."""
+    if value is not None and not (isinstance(value, int | float) and 1 <= value < math.inf):
+        raise ValueError(
+            f"steps_per_epoch is {value!r}; it must be the number of steps in which all training data are seen once, "
+            "at least 1, for example len(loader). Leave it out if data are not repeated."
+        )
 
 
 class LearningRateWatch:

@@ -116,7 +116,7 @@ FIELDS = (
     Field("average", _whole, _precision, -INF, _gradient, "θ̄, where the parameter is of lower precision", True),
     Field("seen", _counts, _sums, 0.0, _count, "samples so far, of a table for each row"),
     Field("steps", _dense(1), _sums, 0.0, _count, "steps with a gradient"),
-    Field("totals", _dense(len(Totals._fields)), _sums, 0.0, lambda m, n: m * n, "`Totals` of the tensor"),
+    Field("totals", _dense(len(Totals._fields)), _sums, -INF, lambda m, n: m * n, "`Totals` of the tensor"),
     Field("left_basis", _side(0), _precision, -INF, lambda m, n: m * n, "Q_L, blocks of the eigenbasis"),
     Field("left_cov", _side(0), _precision, -INF, _square, "L, covariance of the rows of the gradient"),
     Field("right_basis", _side(1), _precision, -INF, lambda m, n: m * n, "Q_R"),

@@ -46,6 +46,7 @@ def facts_of(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> d
     facts: dict[str, Any] = {"the number of groups": len(groups)}
     for k, group in enumerate(groups):
         facts |= {f"{name} of group {k}": float(group[name]) for name in ("lr", "weight_decay")}
+        facts[f"steps_per_epoch of group {k}"] = group["steps_per_epoch"]
         names = ("algorithm", "maximize", "steps", "unprobed", "skipped_in_a_row")
         facts |= {f"{name} of group {k}": group[name] for name in names}
         facts[f"the number of parameters of group {k}"] = len(group["params"])

@@ -18,7 +18,6 @@ from torch import nn
 from vsgd.torch import VSGD, plot
 
 EPOCHS, BATCH, TRAIN = 10, 16, 1500
-STEPS = TRAIN / BATCH
 
 SGD_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
@@ -52,8 +51,8 @@ def main() -> None:
     torch.set_num_threads(1)  # so small a network gains nothing from more
     print(f"digits, {EPOCHS} epochs, minibatches of {BATCH}; held-out loss and error")
     runs = {f"SGD, lr {lr:g}": lambda m, lr=lr: torch.optim.SGD(m.parameters(), lr=lr) for lr in SGD_RATES}
-    runs["VSGD, a row is a sample"] = lambda m: VSGD(m.named_parameters(), per_sample=m, steps_per_epoch=STEPS)
-    runs["VSGD"] = lambda m: VSGD(m.named_parameters(), steps_per_epoch=STEPS)
+    runs["VSGD, a row is a sample"] = lambda m: VSGD(m.named_parameters(), per_sample=m)
+    runs["VSGD"] = lambda m: VSGD(m.named_parameters())
     for name, make in runs.items():
         started = time.perf_counter()
         loss, error, opt = train(make)

@@ -272,7 +272,12 @@ def test_steps_per_epoch_are_known_if_data_are_repeated(tmp_path, given, expecte
     trainer = VSGDTrainer(model=gpt2(), args=args, **{"train_dataset": Sentences(), **options})
     trainer.train()
     assert {group["steps_per_epoch"] for group in trainer.vsgd.param_groups} == {expected}
-    assert any(tensor.weight_decay > 0 for tensor in trainer.vsgd.info().tensors) == (expected is not None)
+
+
+def test_weights_decay_by_the_estimate(tmp_path):
+    trainer = VSGDTrainer(model=gpt2(), args=arguments(tmp_path, max_steps=40), train_dataset=Sentences())
+    trainer.train()
+    assert any(tensor.weight_decay > 0 for tensor in trainer.vsgd.info().tensors)
 
 
 def test_optimizer_of_the_user_keeps_its_settings(tmp_path):
@@ -372,18 +377,19 @@ def test_a_loss_of_ones_own(tmp_path):
 
 def test_resumes_to_the_bit(tmp_path):
     def trained(path, **given):
-        args = arguments(path, max_steps=14, save_strategy="steps", save_steps=7, gradient_accumulation_steps=2)
+        args = arguments(path, max_steps=42, save_strategy="steps", save_steps=21, gradient_accumulation_steps=2)
         trainer = VSGDTrainer(model=gpt2(dropout=0.1), args=args, train_dataset=Sentences())
         trainer.train(**given)
         return trainer
 
     through = trained(tmp_path)
-    again = trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
-    assert again.state.global_step == 14
+    again = trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-21"))
+    assert again.state.global_step == 42
     assert through.vsgd.param_groups[0]["steps_per_epoch"] == again.vsgd.param_groups[0]["steps_per_epoch"] == 3
     assert_equal(weights(through.model), weights(again.model))
-    assert logged(through, "loss")[-7:] == logged(again, "loss")[-7:]
-    saved = GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-14")
+    assert logged(through, "loss")[-21:] == logged(again, "loss")[-21:]
+    assert any(tensor.weight_decay > 0 for tensor in again.vsgd.info().tensors)
+    saved = GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-42")
     assert_equal(weights(through.model), weights(saved))
     with through.vsgd.iterates():
         iterates = weights(through.model)
@@ -416,7 +422,6 @@ def test_lora_trains_its_own_parameters_only(tmp_path):
     assert moved
     assert all("lora_" in name for name in moved)
     assert len(trainer.vsgd.state) == sum(p.requires_grad for p in model.parameters())
-    assert trainer.vsgd.param_groups[0]["steps_per_epoch"] is None
     losses = logged(trainer, "loss")
     assert sum(losses[-5:]) < sum(losses[:5])
 

@@ -66,8 +66,8 @@ class VSGDTrainerMixin:
     Pass options of `VSGD` as `optimizer_cls_and_kwargs=(VSGD, {"compact": True})`, or an optimizer as
     `optimizers=(VSGD(...), None)`. `learning_rate`, `optim` and the settings of Adam are ignored with a warning.
     `weight_decay` applies to the parameters that Trainer would decay. If it is 0 and the training takes more than one
-    epoch, `VSGD` gets `steps_per_epoch` and estimates weight decay. It does not for data without a length, and for
-    adapters of PEFT. `optimizer_cls_and_kwargs=(VSGD, {"steps_per_epoch": None})` turns the estimate off.
+    epoch, `VSGD` gets `steps_per_epoch` and estimates weight decay. It does not for data without a length.
+    `optimizer_cls_and_kwargs=(VSGD, {"steps_per_epoch": None})` turns the estimate off.
 
     The scheduler is constant after `warmup_steps`, unless `lr_scheduler_type` differs from Trainer's default, "linear".
     It is a factor on the learning rates and is logged as `lr_factor`.
@@ -133,11 +133,8 @@ class VSGDTrainerMixin:
         self._vsgd_micro_batches: list[Any] = []
         if self.optimizer is None:
             kind, options = self.optimizer_cls_and_kwargs or (VSGD, {})
-            trained = self.model if model is None else model
-            groups = self._vsgd_groups(trained)
-            # decay of the factors of a low-rank adapter raises the held-out loss: see docs/guides/fine_tuning.md
-            is_adapted = hasattr(trained, "peft_config")
-            if self.args.weight_decay == 0 and "steps_per_epoch" not in options and not is_adapted:
+            groups = self._vsgd_groups(self.model if model is None else model)
+            if self.args.weight_decay == 0 and "steps_per_epoch" not in options:
                 groups = [{**group, "steps_per_epoch": self._vsgd_steps_per_epoch} for group in groups]
             self.optimizer = kind(groups, **options)
         super().create_optimizer(model)  # type: ignore[misc]

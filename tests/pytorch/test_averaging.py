@@ -263,7 +263,7 @@ def test_nor_where_nobody_has_seen_any_curvature(scale):
     tracks = []
     for factor in (1.0, scale):
         theta = nn.Parameter(torch.ones(3, dtype=torch.float64))
-        opt = VSGD([theta], algorithm=NETWORKS._replace(max_horizon=1.0))
+        opt = VSGD([theta], algorithm=NETWORKS._replace(max_horizon=1.0, max_momentum=0.0))
         for step in range(30):
             before = opt.state[theta].get("iterate", theta).detach().clone()
 

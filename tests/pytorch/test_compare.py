@@ -165,7 +165,7 @@ def test_an_optimizer_is_given_the_length_of_its_run(monkeypatch):
         return ADAM.make(model, setting, budget)
 
     train(SMALL._replace(epochs=2), Method("m", "M", make, ""), DEFAULT, seed=0)
-    assert set(budgets) == {Budget(updates=30, rows=240)}
+    assert set(budgets) == {Budget(updates=30, rows=240, epochs=2)}
 
 
 def test_only_noise_free_workloads_are_run_by_methods_that_need_them(tmp_path):

@@ -34,7 +34,7 @@ def step_on(method, setting, model):
     """An optimizer, after its updates of one minibatch; and the losses."""
     torch.manual_seed(0)
     x, y = torch.randn(8, 1, 8, 8), torch.randint(3, (8,))
-    optimizer = method.make(model, setting, Budget(UPDATES, 8))
+    optimizer = method.make(model, setting, Budget(UPDATES, 8, 1))
 
     def closure():
         model.zero_grad()
@@ -122,7 +122,7 @@ def test_schedule_free_is_told_its_warm_up():
     name = "schedulefree-adamw-warmup"
     if why_absent(BY_NAME[name]):
         pytest.skip("schedulefree is not installed")
-    optimizer = BY_NAME[name].make(convolutions(), Setting(), Budget(200, 8))
+    optimizer = BY_NAME[name].make(convolutions(), Setting(), Budget(200, 8, 1))
     assert optimizer.param_groups[0]["warmup_steps"] == 10
 
 
@@ -130,7 +130,7 @@ def test_schedule_free_is_told_its_warm_up():
 def test_weight_decay_is_a_setting(name):
     if why_absent(BY_NAME[name]):
         pytest.skip("its package is not installed")
-    optimizer = BY_NAME[name].make(convolutions(), Setting(0.01, 0.1), Budget(200, 8))
+    optimizer = BY_NAME[name].make(convolutions(), Setting(0.01, 0.1), Budget(200, 8, 1))
     assert {group["weight_decay"] for each in optimizer.optimizers for group in each.param_groups} == {0.1}
 
 

@@ -270,18 +270,8 @@ def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
     return strength * square_root(step_norm_sq / length)
 
 
-def mean_rate(along: Array, grad_norm_sq: Array) -> Array:
-    """Return the learning rate of a tensor: the mean over its coordinates, weighted by their squared gradients.
-
-    Args:
-        along: Σ step·∇ over the coordinates.
-        grad_norm_sq: Σ ∇².
-    """
-    return larger(along, 0 * along) / (grad_norm_sq + (grad_norm_sq == 0))
-
-
-def estimated_decay(totals: Totals, length: Array, samples: Array, rate: Array, step_norm_sq: Array) -> Array:
-    """Return the decay d of a tensor in θ ← (θ − step) / (1 + d), where d = ηλ.
+def estimated_decay(totals: Totals, length: Array, samples: Array, step_norm_sq: Array, grad_norm_sq: Array) -> Array:
+    """Return the decay d of a tensor in θ ← (θ − step) / (1 + d): λ times the tensor's rate, RMS(step) / RMS(∇).
 
     Decay moves a tensor no further than its step does. Without this limit, flat tensors with high rates would vanish.
 
@@ -289,10 +279,12 @@ def estimated_decay(totals: Totals, length: Array, samples: Array, rate: Array, 
         totals: of the tensor.
         length: number of its coordinates.
         samples: number of samples in the data; 0 if it is unknown, and then the decay is 0.
-        rate: learning rate of the tensor, as of `mean_rate`.
-        step_norm_sq: squared norm of its step.
+        step_norm_sq: squared norm of the tensor's step.
+        grad_norm_sq: squared norm of its gradient.
     """
-    limit = square_root(step_norm_sq / length) / (totals.rms + (totals.rms == 0))
+    step_rms, grad_rms = square_root(step_norm_sq / length), square_root(grad_norm_sq / length)
+    rate = step_rms / (grad_rms + (grad_rms == 0))
+    limit = step_rms / (totals.rms + (totals.rms == 0))
     return clip(rate * strength_of_decay(totals, length, samples), limit)
 
 

@@ -166,9 +166,6 @@ class Engine(Protocol):
         If the inputs have a `motion`, steps are taken, too, and None is returned in their place; see `moves_at_once`.
         """
 
-    def dots(self, a: Tensor, b: Tensor, coordinates: Coordinates) -> Any:
-        """Return Σ a·b per segment, over all processes."""
-
     def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, motion: Motion) -> Any:
         """Let θ ← (θ − step + momentum (θ − θ̄)) / (1 + decay), and the average follow.
 

@@ -100,12 +100,6 @@ class NumbaEngine:
         on_threads(cached_jit(norm_loop), plan.pieces, values.numpy(), sums)
         return per_segment(sums, plan.pieces, plan, coordinates)
 
-    def dots(self, a: Tensor, b: Tensor, coordinates: Coordinates) -> Any:
-        plan = plan_of(coordinates)
-        sums = np.empty(len(plan.pieces))
-        on_threads(cached_jit(dot_loop), plan.pieces, a.numpy(), b.numpy(), sums)
-        return per_segment(sums, plan.pieces, plan, coordinates)
-
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
     ) -> Tensor:
@@ -315,21 +309,6 @@ def norm_loop(first: int, last: int, pieces: Any, values: Any, sums: Any) -> Non
         sums[piece] = total_sq(values[pieces[piece, 1] : pieces[piece, 2]], identity)
 
 
-def dot_loop(first: int, last: int, pieces: Any, a: Any, b: Any, sums: Any) -> None:
-    """Σ a·b of the pieces."""
-    for piece in range(first, last):
-        begin, end = pieces[piece, 1], pieces[piece, 2]
-        sums[piece] = total_product(a[begin:end], b[begin:end])
-
-
-def total_product(a: Any, b: Any) -> Any:
-    """Σ a·b over a piece."""
-    result = a[0] * b[0]
-    for i in range(1, len(a)):
-        result += a[i] * b[i]
-    return result
-
-
 def total_abs(values: Any, load: Callable[..., Any]) -> Any:
     """Sum of absolute values over a piece."""
     result = abs(load(values[0]))
@@ -347,7 +326,7 @@ def total_along(grad: Any, theta: Any, average: Any) -> Any:
 
 
 # any order will do within a piece, and that of the processor's lanes is the fastest
-for _function in (total, total_sq, total_abs, total_along, total_product):
+for _function in (total, total_sq, total_abs, total_along):
     vars(_function)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
 
 

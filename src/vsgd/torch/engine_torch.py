@@ -34,9 +34,6 @@ class TorchEngine:
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         return sums_of(values.to(coordinates.totals.dtype).square(), coordinates)
 
-    def dots(self, a: Tensor, b: Tensor, coordinates: Coordinates) -> Any:
-        return sums_of(a.to(coordinates.totals.dtype) * b, coordinates)
-
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
     ) -> Tensor:

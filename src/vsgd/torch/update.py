@@ -16,7 +16,6 @@ from vsgd.algorithms.strategy import (
     Totals,
     estimated_decay,
     gradient_limit,
-    mean_rate,
     strategy_of,
     weight_decay,
 )
@@ -225,9 +224,9 @@ def decay_of(
     lengths = engine.numbers(lengths_of(coordinates))
     if samples is None:
         return weight_decay(rates.weight_decay, engine.squared_norms(steps, coordinates), lengths)
-    along, norms = engine.dots(steps, batch.grad, coordinates), engine.squared_norms(batch.grad, coordinates)
-    known, lengths_sq = on_device(samples, coordinates, engine), engine.squared_norms(steps, coordinates)
-    return estimated_decay(totals_of(coordinates, engine), lengths, known, mean_rate(along, norms), lengths_sq)
+    step_norms, grad_norms = (engine.squared_norms(part, coordinates) for part in (steps, batch.grad))
+    known = on_device(samples, coordinates, engine)
+    return estimated_decay(totals_of(coordinates, engine), lengths, known, step_norms, grad_norms)
 
 
 def update_momentum(coordinates: Coordinates, products: Any, active: Any, rates: Rates, rule: Rule) -> None:

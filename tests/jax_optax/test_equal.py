@@ -162,6 +162,6 @@ def test_steps_equal_those_of_torch(case, rows_are_samples):
 
         assert max(errors) < 1e-5
         assert distance(track[-1], flat(start)) > 0.05
-        sides = [leaf.shape for leaf in jax.tree.leaves((state.basis.left, state.basis.right))]
+        sides = [leaf.shape for leaf in jax.tree.leaves([(basis.left, basis.right) for basis in state.basis])]
         assert any(shape[-1] > 1 for shape in sides) == eigenbasis
         assert any(shape[0] > 1 for shape in sides) == ("blocks" in case)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 
 from vsgd.algorithms.base import require
-from vsgd.algorithms.networks import NETWORKS, Averaging, Networks, Progress
+from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
-from vsgd.algorithms.strategy import Config, Totals, strategy_of
-from vsgd.core import Moments, ema
-from vsgd.eigenbasis import Basis
+from vsgd.algorithms.strategy import Config
 from vsgd.optax.checks import check_arguments, check_parameters, check_settings
-from vsgd.optax.coordinates import Tensor, new_basis, plan
+from vsgd.optax.coordinates import plan
 from vsgd.optax.groups import Group, grouped
 from vsgd.optax.samples import GradFn, Params, explained_masks, is_masked
-from vsgd.optax.step import Settings, State, curvature_dtype, take_step
+from vsgd.optax.state import Numbers, State, new_state
+from vsgd.optax.step import Settings, entered, take_step
 
 
 def vsgd(
@@ -83,56 +80,6 @@ def vsgd(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def new_state(params: Params, groups: list[Group], config: Config) -> State:
-    """Return the state before the first step. No two arrays share memory, so that all may be donated."""
-    structure: Any = jax.tree.structure(params)
-    leaves = jax.tree.leaves(params)
-    tensors = [tensor for group in groups for tensor in group.tensors]
-
-    def filled(value: float, shape: tuple[int, ...], dtype: Any) -> Array:
-        return jnp.array(np.full(shape, value, dtype))  # made by NumPy, so that nothing is compiled
-
-    def coordinates(value: float, dtype_of: Callable[[Tensor], Any]) -> tuple[Array, ...]:
-        return tuple(
-            filled(value, group.shape, dtype_of(group.tensors[0]))
-            if group.is_joined
-            else jnp.full_like(leaves[group.tensors[0].place], value, dtype_of(group.tensors[0]))
-            for group in groups
-        )
-
-    def precision(tensor: Tensor) -> Any:
-        return tensor.precision
-
-    def curvature(tensor: Tensor) -> Any:
-        return curvature_dtype(tensor, config)
-
-    def number(value: float) -> Array:
-        return filled(value, (), jnp.result_type(float))
-
-    bases = {tensor.place: new_basis(tensor) for tensor in tensors}
-    averages = strategy_of(config).averages_iterates(config)
-    zeros = {t.place: jnp.zeros_like(leaves[t.place], t.precision) for t in tensors if averages}
-    return State(
-        step=filled(0, (), jnp.int32),
-        skipped=filled(0, (), jnp.int32),
-        seen=number(0),
-        mean=Moments(*(coordinates(0, dtype_of) for dtype_of in (precision, precision, curvature, curvature))),
-        memory=coordinates(config.memory, precision),
-        totals=tuple(
-            filled(0, (len(Totals._fields), len(group.tensors)), precision(group.tensors[0])) for group in groups
-        ),
-        basis=Basis(
-            *(structure.unflatten(bases[k][side] for k in range(len(leaves))) for side in range(len(Basis._fields)))
-        ),
-        average=structure.unflatten(zeros[k] for k in range(len(leaves))) if averages else None,
-        weight=number(1),
-        averaging=Averaging(number(strategy_of(config).first_window(config)), number(0)),
-        bend=number(0),
-        progress=Progress(number(0), number(0), number(1), number(0)),
-        unprobed=filled(0, (), jnp.int32),
-    )
-
-
 def eval_params(params: Params, state: Any) -> Params:
     """The parameters to evaluate and to save: the average of the iterates, or the iterates where nothing is averaged.
 
@@ -149,11 +96,10 @@ def eval_params(params: Params, state: Any) -> Params:
         raise TypeError(f"there is no state of vsgd in {jax.tree.structure(state)}")
     for each in found:
         if each.average is not None:
+            weight = Numbers(*each.numbers).weight
 
-            def newest(average: Any, p: Any, weight: Array = each.weight) -> Any:
-                if is_masked(average):
-                    return p
-                return ema(average, p.astype(average.dtype), weight.astype(average.dtype)).astype(p.dtype)
+            def newest(average: Any, p: Any, weight: Array = weight) -> Any:
+                return p if is_masked(average) else entered(average, p, weight).astype(p.dtype)
 
             params = jax.tree.map(newest, each.average, params, is_leaf=is_masked)
     return params

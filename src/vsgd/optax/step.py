@@ -164,7 +164,7 @@ def update_numbers(
         lambda: total(penalty(w, each.mean.curv) for w, each in zip(work, learned, strict=True)),
         lambda: numbers.bend,
     )
-    products = total(inner_product(w.group.join(w.plain_grad), w.group.join(offsets(w))) for w in work)
+    products = total((w.group.join(w.plain_grad) * w.group.join(offsets(w))).sum() for w in work)
     averaging, progress = networks.update_window_and_horizon(
         numbers.averaging, numbers.progress, products, bend, value, step, config
     )
@@ -211,10 +211,6 @@ def update_bases(work: list[Local], means: list[Array], bases: tuple[Basis, ...]
 
     updated: Bases = lax.cond(usable & eigenbasis.is_covariance_step(step), observe, lambda: (bases, means))
     return updated
-
-
-def inner_product(a: Array, b: Array) -> Array:
-    return jnp.tensordot(a, b, a.ndim, precision="highest")
 
 
 def counted(counters: Counters, due: Array) -> Array:

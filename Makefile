@@ -4,8 +4,9 @@ BIN := $(VENV)/bin
 SEED := 1
 DEVICE_TESTS := -m "not slow"
 RUNS := benchmarks/results
-TUNED := adamw-cosine,soap-cosine,muon-cosine,sgd
-UNTUNED := prodigy,prodigy-cosine,schedulefree-adamw,schedulefree-adamw-warmup,schedulefree-sgd,dadapt-adam,dadapt-sgd,dog,cocob
+COMPARE = $(BIN)/vsgd compare $(STORED) --out $(RUNS)
+LARGE_SEEDS := 3
+SCIENCE_SEEDS := 1
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -23,19 +24,22 @@ docs: run  ## copy the figures and numbers of the paper to docs
 	cp report/numbers.md docs/results.md
 
 results: $(VENV)/.test  ## write the tables of the comparison from the stored runs, without training
-	$(MAKE) --no-print-directory pages STORED=--stored
+	$(MAKE) --no-print-directory pages STORED=--stored GIVEN=1
 
-results-train: $(VENV)/.test  ## train missing and outdated runs, then write the tables
+results-train: $(VENV)/.test  ## train missing and outdated runs (hours; can be interrupted), then write the tables
 	$(MAKE) --no-print-directory pages STORED=
 
+# Settings are taken from rates.json if GIVEN is set. Without it, they are searched.
+pages: rates = $(if $(GIVEN),--rates $(RUNS)/$(1)/rates.json)
 pages:
-	$(BIN)/vsgd compare $(STORED) --optimizers vsgd,$(TUNED),$(UNTUNED) --out $(RUNS) --rates $(RUNS)/small/rates.json
-	$(BIN)/vsgd compare $(STORED) --suite large --out $(RUNS) --rates $(RUNS)/large/rates.json
-	$(BIN)/vsgd compare $(STORED) --suite unseen --out $(RUNS) --rates $(RUNS)/unseen/rates.json
-	$(BIN)/vsgd compare $(STORED) --ablations --seeds 2 --out $(RUNS)
-	$(BIN)/vsgd compare $(STORED) --stress --seeds 1 --out $(RUNS)
+	$(COMPARE) $(call rates,small)
+	$(COMPARE) --suite large --seeds $(LARGE_SEEDS) $(call rates,large)
+	$(COMPARE) --suite unseen $(call rates,unseen)
+	$(COMPARE) --suite science --seeds $(SCIENCE_SEEDS)
+	$(COMPARE) --ablations --seeds 2
+	$(COMPARE) --stress --seeds 1
 	cp $(RUNS)/small/results.md docs/results-networks.md
-	for suite in large unseen ablations stress; do cp $(RUNS)/$$suite/results.md docs/results-$$suite.md; done
+	for suite in large unseen science ablations stress; do cp $(RUNS)/$$suite/results.md docs/results-$$suite.md; done
 	cp $(RUNS)/large/profiles.png docs/figures/profiles.png
 	$(BIN)/python scripts/readme_tables.py
 

@@ -1,14 +1,19 @@
 """What a step of the PyTorch optimizer costs: ratios measured side by side, in turns.
 
-python benchmarks/torch_step.py
+    VSGD_DATA=... python benchmarks/torch_step.py [--quick]
+
+Networks of the large suite are left out if their data are missing, SOAP if pytorch_optimizer is.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +21,15 @@ from torch import Tensor, nn
 
 from vsgd import NETWORKS
 from vsgd.torch import VSGD, is_probing
+from vsgd_bench.compare import networks
+from vsgd_bench.compare.data import Split
+from vsgd_bench.compare.large import LARGE_WORKLOADS
+from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.opponents import MUON_COSINE, SOAP_COSINE, from_package
+from vsgd_bench.compare.ours import DEFAULT
+from vsgd_bench.compare.train import Learner
+from vsgd_bench.compare.workloads import Task, Workload
+from vsgd_bench.datasets import MissingData
 
 TURNS = 24
 EVERY_STEP = NETWORKS._replace(probe_interval=1)
@@ -160,6 +174,65 @@ def whole_step() -> None:
     report("whole step (four at a time), MLP 784-1024-1024-10, batch 128", seconds, "SGD")
 
 
+def random_mlp(widths: tuple[int, ...], seed: int, sparse: bool) -> Task:
+    """A classifier of random rows."""
+    x, y = torch.randn(2000, widths[0]), torch.randint(widths[-1], (2000,))
+    return Task(networks.mlp(*widths), Split(x, y, x[:10], y[:10]), F.cross_entropy)
+
+
+NETWORKS_TO_TIME = (
+    Workload("mlp-large", "MLP 784-1024-1024-10", partial(random_mlp, (784, 1024, 1024, 10)), 128, 100),
+    Workload("mlp-small", "MLP of 5,000 weights", partial(random_mlp, (64, 50, 25, 10)), 32, 100),
+    *(each for each in LARGE_WORKLOADS if each.name in ("gpt", "resnet", "vit", "gru", "lora", "adult")),
+)
+
+ADAMW = Method("adamw", "AdamW", partial(from_package, "torch.optim", "AdamW"), "its default")
+OPTIMIZERS_TO_TIME = (
+    (ADAMW, None),
+    (Method("sgd", "SGD", partial(from_package, "torch.optim", "SGD"), "no momentum"), 1e-3),
+    (Method("momentum", "momentum", partial(from_package, "torch.optim", "SGD", momentum=0.9), "0.9"), 1e-3),
+    (SOAP_COSINE._replace(title="SOAP"), 1e-3),
+    (MUON_COSINE._replace(title="Muon"), 1e-3),
+    (DEFAULT, None),
+)
+STEPS = 10
+"""Steps of one optimizer before it is the next one's turn: the interval of second gradients."""
+
+
+def against_others(turns: int) -> None:
+    """Milliseconds of a step of each optimizer on each network, and medians of ratios to AdamW in the same turn."""
+    methods = [(method, lr) for method, lr in OPTIMIZERS_TO_TIME if importlib.util.find_spec(method.module)]
+    print(f"\n{'ms of a step, and ratio to AdamW':<34}" + "".join(f"{method.title:>16}" for method, _ in methods))
+    for workload in NETWORKS_TO_TIME:
+        start = workload._replace(pretraining=None)
+        try:
+            learners = [Learner(start, method, lr, 0) for method, lr in methods]
+        except MissingData as error:
+            print(f"{workload.title:<34}{error}")
+            continue
+        seconds = [time_turns(learner, 2) and [] for learner in learners]
+        for _ in range(turns):
+            for learner, own in zip(learners, seconds, strict=True):
+                own += time_turns(learner, 1)
+        cells = []
+        for own in seconds:
+            ratio = statistics.median(mine / base for mine, base in zip(own, seconds[0], strict=True))
+            cells.append(f"{1e3 * statistics.median(own):>9.2f}{ratio:>6.2f}x")
+        print(f"{workload.title:<34}" + "".join(cells), flush=True)
+
+
+def time_turns(learner: Learner, turns: int) -> list[float]:
+    """Return the seconds of a step in each of some turns. Minibatches are taken one after the other, in a circle."""
+    found = []
+    for _ in range(turns):
+        batches, learner.batches = learner.batches[:STEPS], learner.batches[STEPS:] + learner.batches[:STEPS]
+        started = time.perf_counter()
+        for rows in batches:
+            learner.update(rows)
+        found.append((time.perf_counter() - started) / STEPS)
+    return found
+
+
 def sparse_table() -> None:
     def task(rows: int) -> Callable[[], object]:
         table = nn.Embedding(rows, 16, sparse=True)
@@ -179,13 +252,19 @@ def sparse_table() -> None:
 
 
 if __name__ == "__main__":
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians of {TURNS} turns")
+    parser = argparse.ArgumentParser(description="Ratios of what a step costs.")
+    parser.add_argument("--quick", action="store_true", help="fewer turns and fewer tables")
+    quick = parser.parse_args().quick
+    print(f"torch {torch.__version__}; medians of {TURNS} turns")
     for threads in (1, 2):
         torch.set_num_threads(threads)
         print(f"\n=== {threads} thread{'s' * (threads > 1)}")
         update_alone()
-        whole_step()
-    torch.set_num_threads(1)
-    small_steps()
-    memory()
-    sparse_table()
+        against_others(turns=3 if quick else 12)
+        if not quick:
+            whole_step()
+    if not quick:
+        torch.set_num_threads(1)
+        small_steps()
+        memory()
+        sparse_table()

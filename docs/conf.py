@@ -1,5 +1,6 @@
 """How the docs site is built: `make docs-site` writes site/index.html."""
 
+import re
 from typing import Any
 
 from vsgd import __version__
@@ -28,6 +29,7 @@ autodoc_mock_imports = ["pyspark"]  # needs Java, so it is not part of the extra
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike", "Matrix", "RandomState")}
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 default_role = "code"
@@ -59,5 +61,13 @@ def as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any,
     lines[:] = text
 
 
+def name_type_aliases(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Show type aliases within unions by their names. Sphinx shows them as forward references."""
+    return tuple(text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in (signature, returns))
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-process-signature", name_type_aliases)
     app.connect("autodoc-process-docstring", as_restructured_text)

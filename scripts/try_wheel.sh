@@ -19,7 +19,7 @@ theta, state, info = vsgd.step(1.0, state, vsgd.Moments(1.0, 1.0, 1.0, 1.0), 1)
 try:
     import vsgd.torch
 except ModuleNotFoundError as error:
-    assert "vsgd[torch]" in str(error), error
+    assert "pip install '.[torch]'" in str(error), error
 else:
     raise SystemExit("torch should not be there")
 print("the core of vsgd", vsgd.__version__, "works without extras")

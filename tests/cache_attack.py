@@ -48,7 +48,7 @@ def attack(jit, tiny, count):
         """Of new functions each time, so that machine code is read from the disk."""
         with warnings.catch_warnings(record=True) as caught, no_hang():
             warnings.simplefilter("always")
-            assert [jit.kept(tiny.scaled_by(factor))(10.0) for factor in FACTORS] == [20.0, 30.0]
+            assert [jit.cached_jit(tiny.scaled_by(factor))(10.0) for factor in FACTORS] == [20.0, 30.0]
         messages = [str(warning.message) for warning in caught]
         assert len(messages) <= len(FACTORS), messages  # one for each kernel
         assert all("compiling again" in message for message in messages), messages

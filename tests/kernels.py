@@ -64,7 +64,7 @@ class AtOnce(threading.Timer):
 threading.Timer = AtOnce
 """
 """Announces a compilation however short it is: whether a thread gets its turn in time is chance."""
-COMBINE = "print(jit.kept(tiny.combine)(*arguments))"
+COMBINE = "print(jit.cached_jit(tiny.combine)(*arguments))"
 CORRECT = "4.5\n"
 
 

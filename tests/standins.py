@@ -5,13 +5,15 @@ from __future__ import annotations
 import gzip
 import os
 import string
+from functools import partial
 
 import numpy as np
 from torch import nn
 from torch.nn import functional as F
 
 from vsgd_bench.compare import data, networks, suites
-from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.methods import RATES, Method
+from vsgd_bench.compare.opponents import from_package
 from vsgd_bench.compare.workloads import Task, Workload
 
 
@@ -26,11 +28,11 @@ def small_normalized(seed, sparse):
     return Task(model, data.shuffled(x[:300], y[:300], seed), F.cross_entropy)
 
 
-def crashing(model, setting, updates):
+def crashing(model, setting, budget):
     raise ValueError("no such luck\nsecond line")
 
 
-def deadly(model, setting, updates):
+def deadly(model, setting, budget):
     os._exit(3)
 
 
@@ -42,8 +44,8 @@ ABSENT = Workload("absent", "Absent data", small, 16, 1, files=("nowhere/to-be.f
 FINE_TUNED = SMALL._replace(name="fine-tuned", pretraining=SMALL._replace(name="pretraining", epochs=5))
 
 BY_NAME = {method.name: method for method in suites.SMALL.methods}
-GRID = BY_NAME["sgd"]._replace(settings=(0.001, 0.1))
-ADAM = BY_NAME["adam-default"]
+GRID = BY_NAME["sgd"]._replace(rates=RATES[10:13])
+ADAM = Method("adam-default", "Adam 1e-3", partial(from_package, "torch.optim", "Adam"), "its default")
 CRASH = Method("crash", "Crash", crashing, "raises")
 DEATH = Method("death", "Death", deadly, "takes its process with it")
 UNINSTALLED = Method("uninstalled", "Uninstalled", crashing, "", package="no-such-package", module="no_such_module")

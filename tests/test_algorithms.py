@@ -477,3 +477,44 @@ def test_finite_whatever_the_moments(first, step, config, kind):
 
     with np.errstate(under="ignore"):
         check()
+
+
+class TestDecayStrength:
+    def test_shrinkage_equals_the_cost_of_the_noise(self):
+        noise, curv, rms, samples = 0.3, 2.0, 0.05, 40.0
+        strength = networks.decay_strength(noise, curv, rms, samples)
+        assert strength * rms**2 == pytest.approx(noise / (samples * (curv + strength)))
+
+    def test_is_the_evidence_procedure_where_noise_equals_curvature(self):
+        curv, rms, samples = 0.7, 0.2, 1000.0
+        strength = networks.decay_strength(curv, curv, rms, samples)
+        assert strength == pytest.approx(curv / (curv + strength) / (samples * rms**2))
+
+    @pytest.mark.parametrize("scale", [1e-12, 1e12])
+    def test_has_the_unit_of_a_curvature(self, scale):
+        plain, scaled = (networks.decay_strength(0.3 * s * s, 2.0 * s, 0.1, 50.0) for s in (1.0, scale))
+        assert scaled == pytest.approx(scale * plain)
+
+    @pytest.mark.parametrize("library", ARRAYS)
+    def test_is_finite_and_zero_where_nothing_is_known(self, library):
+        lift, lower, _ = library()
+        noise, curv, rms, samples = zip(
+            (0.0, 1.0, 1.0, 9.0), (1.0, 0.0, 1.0, 9.0), (1.0, 1.0, 0.0, 9.0), (1.0, 1.0, 1.0, 0.0), strict=True
+        )
+        strength = lower(networks.decay_strength(*map(lift, (noise, curv, rms, samples))))
+        assert strength == pytest.approx([0.0, 1 / 3, 0.0, 0.0])
+
+
+class TestMomentum:
+    def test_grows_while_gradients_point_along_the_drift(self):
+        state = networks.Momentum(0.0, 0.0)
+        for _ in range(200):
+            state = networks.momentum(state, -1.0, -1.0)
+        assert state.coefficient == NETWORKS.max_momentum
+
+    @pytest.mark.parametrize(("product", "advantage"), [(1.0, -1.0), (-1.0, 1.0)])
+    def test_falls_in_noise(self, product, advantage):
+        state = networks.Momentum(0.9, product)
+        for _ in range(100):
+            state = networks.momentum(state, product, advantage)
+        assert state.coefficient == 0

@@ -66,10 +66,10 @@ def test_a_large_step_shortens_the_memory():
 
 
 def test_the_cap_of_the_memory_grows_with_the_root_of_time():
-    assert core.within_cap(10.0, 0.0, 10.0)
-    assert not core.within_cap(10.1, 0.0, 10.0)
-    assert core.within_cap(100.0, 10_000.0, 10.0)
-    assert not core.within_cap(100.1, 10_000.0, 10.0)
+    assert core.memory_below_cap(10.0, 0.0, 10.0)
+    assert not core.memory_below_cap(10.1, 0.0, 10.0)
+    assert core.memory_below_cap(100.0, 10_000.0, 10.0)
+    assert not core.memory_below_cap(100.1, 10_000.0, 10.0)
 
 
 def test_curvature_of_a_parabola():

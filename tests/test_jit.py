@@ -77,7 +77,7 @@ def test_a_second_process_compiles_nothing(package, cache):
 def test_whatever_machine_code_depends_on_compiles_anew(tmp_path):
     """All of it is in a file whose change numba does not notice."""
     package, cache = write_package(tmp_path / "package"), tmp_path / "cache"
-    code = "print(jit.kept(tiny.combine)(*arguments) == tiny.combine(*arguments))"
+    code = "print(jit.cached_jit(tiny.combine)(*arguments) == tiny.combine(*arguments))"
     assert run(package, cache, code) == ("True\n", "")
     parts = package / "parts.py"
     for before, after in [
@@ -95,7 +95,7 @@ def test_whatever_machine_code_depends_on_compiles_anew(tmp_path):
 def test_other_constants_of_a_closure_are_another_function(package, tmp_path):
     """Two processes compile one each, and the third loads both."""
     for factors in ("2.0,", "3.0,", "2.0, 3.0"):
-        code = f"print([jit.kept(tiny.scaled_by(factor))(10.0) for factor in ({factors})])"
+        code = f"print([jit.cached_jit(tiny.scaled_by(factor))(10.0) for factor in ({factors})])"
         wanted = [10 * float(factor) for factor in factors.split(",") if factor]
         assert run(package, tmp_path, code) == (f"{wanted}\n", "")
     assert len(list((tmp_path / "vsgd").iterdir())) == 2
@@ -150,7 +150,7 @@ def test_folders_in_place_of_files_are_replaced_with_one_warning(package, cache)
     assert all(jit.is_whole(file) for file in jit.machine_code(cache))
 
 
-INTEGERS = "print(jit.kept(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))"
+INTEGERS = "print(jit.cached_jit(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))"
 
 
 @pytest.mark.parametrize("before", ["", INTEGERS + "\n"], ids=["first types of arguments", "other types"])
@@ -192,7 +192,7 @@ def test_threads_that_start_together_compile_once(package, tmp_path):
     code = """
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(4) as pool:
-    print({*pool.map(lambda _: jit.kept(tiny.combine)(*arguments), range(8))})
+    print({*pool.map(lambda _: jit.cached_jit(tiny.combine)(*arguments), range(8))})
 """
     assert run(package, tmp_path, code) == ("{4.5}\n", "")
     assert len(machine_code(tmp_path)) == 2
@@ -226,7 +226,7 @@ def test_a_full_disk_does_not_stop_the_work(package, tmp_path):
 
 def test_other_types_of_arguments_are_kept_too_and_may_meet_a_full_disk(package, cache):
     """Of integers, after floats."""
-    again = "\nprint(jit.kept(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))"
+    again = "\nprint(jit.cached_jit(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))"
     limit = "\nimport resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
     assert run(package, cache, COMBINE + again) == (CORRECT * 2, "")
     assert run(package, cache, COMBINE + again) == (CORRECT * 2, "")
@@ -306,7 +306,7 @@ def interrupt(frame, event, argument):
 sys.settrace(interrupt)
 jit.WAITING_SECONDS = 0.0
 try:
-    jit.kept(tiny.combine)(*arguments)
+    jit.cached_jit(tiny.combine)(*arguments)
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -318,7 +318,7 @@ def test_errors_of_the_function_are_its_own(package, tmp_path):
     code = """
 for function in (tiny.positive, tiny.impossible):
     try:
-        jit.kept(function)(-1.0)
+        jit.cached_jit(function)(-1.0)
     except Exception as error:
         print(type(error).__name__)
 """

@@ -141,10 +141,10 @@ def shorten_memory(memory: Array, fraction: Array, learning: Array) -> Array:
     return memory - learning * fraction * memory
 
 
-def within_cap(memory: Array, seen: Array, least_cap: Array) -> Array:
-    """Return whether τ ≤ max(least_cap, √seen). Squares are compared, so that no square root is needed."""
+def memory_below_cap(memory: Array, seen: Array, min_cap: Array) -> Array:
+    """Return whether τ ≤ max(min_cap, √seen). Squares are compared, so that no square root is needed."""
     square = memory * memory
-    return (square <= least_cap * least_cap) | (square <= seen)
+    return (square <= min_cap * min_cap) | (square <= seen)
 
 
 def curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:

@@ -1,9 +1,9 @@
 """Compile plain functions of this package with numba, which is imported at first use.
 
 The functions are not decorated, so `import vsgd` is fast, and the same code runs with all array libraries. `compiled`
-registers the functions that a function calls with `numba.extending.register_jitable`. `kept` also stores the machine
-code on disk, in a folder whose name depends on the source of all these functions and on the types of the arguments. If
-this cache cannot be read or written, the function is compiled again, with one warning.
+registers the functions that a function calls with `numba.extending.register_jitable`. `cached_jit` also stores the
+machine code on disk, in a folder whose name depends on the source of all these functions and on the types of the
+arguments. If this cache cannot be read or written, the function is compiled again, with one warning.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def digest(function: Callable[..., Any]) -> str:
 
     It includes the source of `checksum`. Versions with different checksums therefore use different folders.
     """
-    parts = {inspect.getsource(checksum)}
+    others = {each.__name__: inspect.getsource(how) for each, how in COMPILED_AS.items()}
+    parts = {inspect.getsource(checksum), repr(others)}
     for each in reached(function):
         parts.add(inspect.getsource(each))
         options = sorted(getattr(each, "jit_options", {}).get("fastmath", ()))
@@ -97,13 +98,25 @@ def digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256("\0".join(sorted(parts)).encode()).hexdigest()[:16]
 
 
+COMPILED_AS: dict[Callable[..., Any], Callable[..., Any]] = {
+    # a power would be taken in float64
+    core.square_root: lambda x: lambda x: math.sqrt(x),
+    # a choice between two numbers is one instruction, a product with 0 or 1 several
+    core.clip: lambda value, limit: (
+        lambda value, limit: limit if value > limit else (-limit if value < -limit else value)
+    ),
+    core.larger: lambda a, b: lambda a, b: b if b > a else a,
+}
+"""Functions that compiled code computes in another way, for numba's `overload`."""
+
+
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
     """Register a plain function for calls from compiled code, with the numba options in its attribute `jit_options`."""
     from numba.extending import overload, register_jitable
 
-    if function is core.square_root:  # a power would be taken in float64
-        overload(function)(lambda x: lambda x: math.sqrt(x))
+    if function in COMPILED_AS:
+        overload(function)(COMPILED_AS[function])
     else:
         register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
 
@@ -327,6 +340,6 @@ class Kernel:
 
 
 @functools.cache
-def kept(function: Callable[..., Any]) -> Kernel:
+def cached_jit(function: Callable[..., Any]) -> Kernel:
     """Return a compiled function whose machine code is stored on disk, for functions that compile for seconds."""
     return Kernel(function)

@@ -9,6 +9,7 @@ from standins import ADAM, BY_NAME, GRID, SMALL, STREAM
 
 from vsgd_bench.compare import pages
 from vsgd_bench.compare.judging import AXES, REFERENCE, profiles
+from vsgd_bench.compare.methods import Setting
 from vsgd_bench.compare.table import Cell, Table
 from vsgd_bench.compare.train import Run
 from vsgd_bench.compare.workloads import WORKLOADS
@@ -30,7 +31,7 @@ def table_of(workloads, seeds=2):
         for j, method in enumerate(METHODS):
             ends = [math.inf if (i, j) == (1, 2) else 0.5 + 0.1 * ((i + 2 * j + seed) % 4) for seed in range(seeds)]
             runs = {seed: falling(end, 0.2 + 0.2 * ((j + i) % 3)) for seed, end in enumerate(ends)}
-            cells[workload.name, method.name] = Cell(None, False, runs)
+            cells[workload.name, method.name] = Cell(Setting(), runs)
     return Table(workloads, METHODS, seeds, cells, {})
 
 

@@ -10,9 +10,17 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from vsgd.torch import VSGD, BatchSizer, batch_size
-from vsgd.torch.batch_size import best_size, doublings, fitted_time, gain_per_second, next_size
-from vsgd.torch.noise import Noise, noise_scale, of_samples
+from vsgd.torch import VSGD, BatchSizer, noise
+from vsgd.torch.noise import (
+    Noise,
+    best_size,
+    doublings,
+    fitted_time,
+    gain_per_second,
+    next_size,
+    noise_scale,
+    of_samples,
+)
 
 
 @pytest.mark.parametrize(("scale", "fixed", "each"), [(10, 1, 0.01), (1000, 0.2, 0.3), (3, 5, 0.1), (math.inf, 1, 1)])
@@ -61,7 +69,7 @@ def test_size_changes_by_one_doubling_at_a_time():
 def test_minibatches_grow_with_the_noise(monkeypatch, sigma, grows):
     """By a clock that only the closure moves."""
     now = [0.0]
-    monkeypatch.setattr(batch_size, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(noise, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     torch.manual_seed(0)
     data = TensorDataset(1 + sigma * torch.randn(20_000, 30), torch.arange(20_000))
     theta = torch.nn.Parameter(torch.zeros(30))

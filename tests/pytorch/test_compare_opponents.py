@@ -11,7 +11,7 @@ from standins import BY_NAME
 from torch import nn
 
 from vsgd_bench.compare import networks
-from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.methods import Budget, Setting
 from vsgd_bench.compare.muon import split_parameters
 from vsgd_bench.compare.schedules import Scheduled, cosine, warm_up_updates
 from vsgd_bench.compare.table import why_absent
@@ -26,11 +26,15 @@ def convolutions():
     return nn.Sequential(*layers)
 
 
+def setting_of(method):
+    return Setting(0.01, 0.01 if method.decays else None) if method.rates else method.default
+
+
 def step_on(method, setting, model):
     """An optimizer, after its updates of one minibatch; and the losses."""
     torch.manual_seed(0)
     x, y = torch.randn(8, 1, 8, 8), torch.randint(3, (8,))
-    optimizer = method.make(model, setting, UPDATES)
+    optimizer = method.make(model, setting, Budget(UPDATES, 8))
 
     def closure():
         model.zero_grad()
@@ -63,7 +67,7 @@ def test_the_shortest_runs_have_a_schedule_too(updates):
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_learning_rate_is_zero_after_the_last_update(name):
-    optimizer, losses = step_on(BY_NAME[name], 0.01 if len(BY_NAME[name].settings) > 1 else None, convolutions())
+    optimizer, losses = step_on(BY_NAME[name], setting_of(BY_NAME[name]), convolutions())
     assert isinstance(optimizer, Scheduled)
     assert losses[-1] < losses[0]
     assert all(group["lr"] == 0 for each in optimizer.optimizers for group in each.param_groups)
@@ -105,7 +109,7 @@ def test_frozen_parameters_are_nobodys():
 def test_muon_moves_filters_by_matrices_that_share_their_memory():
     model = convolutions()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer, _ = step_on(BY_NAME["muon-cosine"], 0.01, model)
+    optimizer, _ = step_on(BY_NAME["muon-cosine"], Setting(0.01, 0.01), model)
     adamw, muon = optimizer.optimizers
     (matrix,) = muon.param_groups[0]["params"]
     assert matrix.shape == (4, 36)
@@ -118,11 +122,21 @@ def test_schedule_free_is_told_its_warm_up():
     name = "schedulefree-adamw-warmup"
     if why_absent(BY_NAME[name]):
         pytest.skip("schedulefree is not installed")
-    optimizer = BY_NAME[name].make(convolutions(), None, 200)
+    optimizer = BY_NAME[name].make(convolutions(), Setting(), Budget(200, 8))
     assert optimizer.param_groups[0]["warmup_steps"] == 10
 
 
-def test_grids_are_told_to_readers():
-    assert Method("m", "M", None, "a note").setting_words == "a note"
-    assert BY_NAME["adamw-cosine"].setting_words.endswith("7 rates from 0.00032 to 0.32")
-    assert [len(BY_NAME[name].settings) for name in SCHEDULED] == [7, 7, 5, 5, 1]
+@pytest.mark.parametrize("name", ["adamw-cosine", "soap-cosine", "muon-cosine"])
+def test_weight_decay_is_a_setting(name):
+    if why_absent(BY_NAME[name]):
+        pytest.skip("its package is not installed")
+    optimizer = BY_NAME[name].make(convolutions(), Setting(0.01, 0.1), Budget(200, 8))
+    assert {group["weight_decay"] for each in optimizer.optimizers for group in each.param_groups} == {0.1}
+
+
+def test_averaged_weights_of_adamw_lag_behind_its_weights():
+    method, model = BY_NAME["adamw-ema"], convolutions()
+    optimizer, _ = step_on(method, method.default, model)
+    with method.evaluation_model(optimizer, model) as average:
+        assert average is not model
+        assert any((a != b).any() for a, b in zip(average.parameters(), model.parameters(), strict=True))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -20,14 +22,19 @@ from vsgd_bench.compare import pages, tables
 from vsgd_bench.compare.judging import (
     COMPARISONS,
     REFERENCE,
-    Bar,
+    Difference,
+    Goal,
     compared,
+    difference,
+    effect,
+    goal_of,
     loss_at,
     profiles,
+    target_ratios,
     targets,
     time_to,
-    verdict,
 )
+from vsgd_bench.compare.methods import Setting
 from vsgd_bench.compare.pages import html, markdown
 from vsgd_bench.compare.runs import KEYS, Job, Runs
 from vsgd_bench.compare.table import Cell, Table, assemble
@@ -36,7 +43,8 @@ from vsgd_bench.results import RunFile, packed
 
 ROOT = Path(__file__).parents[2]
 OURS = BY_NAME["vsgd"]
-TUNED = GRID._replace(name=REFERENCE)
+TUNED = GRID._replace(name=REFERENCE, title="SGD, tuned")
+DEFAULT = Setting()
 BY_KIND = {(comparison.measure, comparison.axis): comparison for comparison in COMPARISONS}
 
 
@@ -50,37 +58,59 @@ def falling(end, evaluations=100, outcome="finished", best=None, training=1.0):
 
 def table_of(ours, tuned, adam=None, **changes):
     cells = {
-        ("small", "vsgd"): Cell(None, False, dict(enumerate(ours))),
-        ("small", REFERENCE): Cell(0.1, True, dict(enumerate(tuned))),
+        ("small", "vsgd"): Cell(DEFAULT, dict(enumerate(ours))),
+        ("small", REFERENCE): Cell(Setting(0.1), dict(enumerate(tuned))),
     }
     if adam:
-        cells["small", "adam-default"] = Cell(None, False, dict(enumerate(adam)))
+        cells["small", "adam-default"] = Cell(DEFAULT, dict(enumerate(adam)))
     whole = Table((SMALL, ABSENT), (OURS, TUNED, ADAM, UNINSTALLED), len(ours), cells, {"absent": "put it there"})
     return whole._replace(**changes)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "word"),
+    ("ours", "theirs", "sign", "ratio"),
     [
-        ([1.0, 2.0, 3.0], [1.1, 2.1, 3.1], "better"),  # paired: the spread over seeds does not hide it
-        ([1.1, 2.1, 3.1], [1.0, 2.0, 3.0], "worse"),
-        ([1.0, 2.0], [1.1, 1.9], "not worse"),
-        ([1.0, math.inf], [2.0, 2.0], "worse"),
-        ([1.0, 1.0], [2.0, math.inf], "better"),
-        ([math.inf, math.inf], [math.inf, math.inf], "not worse"),
-        ([1.0], [2.0], "better"),
+        ([1.0, 2.0, 3.0], [1.1, 2.2, 3.3], "better", 1 / 1.1),  # paired: the spread over seeds does not hide it
+        ([1.1, 2.2, 3.3], [1.0, 2.0, 3.0], "worse", 1.1),
+        ([1.0, 1.0, 1.0], [1.1, 1.2, 1.3], "not worse", (1 / 1.1 / 1.2 / 1.3) ** (1 / 3)),  # beyond a standard error
+        ([1.0] * 5, [1.1, 1.2, 1.3, 1.2, 1.2], "better", (1 / 1.1 / 1.2**3 / 1.3) ** (1 / 5)),
+        ([1.0, 2.0], [1.1, 1.9], "not worse", (2 / 1.1 / 1.9) ** 0.5),
+        ([1.0, math.inf], [2.0, 2.0], "worse", (10 / 2) ** 0.5),
+        ([1.0, 1.0], [2.0, math.inf], "better", (0.1 / 2) ** 0.5),
+        ([math.inf, math.inf], [math.inf, math.inf], "not worse", 1.0),
+        ([1.0], [2.0], "better", 0.5),
     ],
 )
-def test_verdicts_are_about_paired_differences(ours, theirs, word):
-    assert verdict(ours, theirs) == word
+def test_signs_come_from_paired_t_intervals(ours, theirs, sign, ratio):
+    assert difference(ours, theirs) == (sign, pytest.approx(ratio))
+
+
+def test_signs_agree_with_the_interval_of_scipy():
+    from scipy import stats
+
+    rng = np.random.default_rng(0)
+    for shift in np.linspace(-0.6, 0.6, 41):
+        ours, theirs = np.exp(rng.normal(shift, 0.25, 4)), np.exp(rng.normal(0, 0.25, 4))
+        low, high = stats.ttest_rel(np.log(ours), np.log(theirs)).confidence_interval(0.95)
+        expected = "better" if high < 0 else "worse" if low > 0 else "not worse"
+        assert difference(ours.tolist(), theirs.tolist()).sign == expected
+
+
+def test_an_effect_is_a_geometric_mean_with_an_interval_over_workloads():
+    mean, low, high = effect([0.5, 2.0, 1.0, 1.0])
+    assert mean == pytest.approx(1.0)
+    assert low == pytest.approx(1 / high, rel=0.05)
+    assert 0.5 < low < 0.9
+    assert str(effect([0.5, 0.5])) == "0.50 [0.50, 0.50]"
+    assert str(effect([])) == ""
 
 
 def test_curves_are_read_at_the_smaller_budget():
     ours, theirs = falling(1.0, evaluations=200), falling(1.2)
     assert loss_at(ours, "evaluations", 100) == 1.5
     table = table_of([ours] * 2, [theirs] * 2)
-    assert compared(table, SMALL, REFERENCE, BY_KIND["final", "updates"]) == "better"
-    assert compared(table, SMALL, REFERENCE, BY_KIND["final", "evaluations"]) == "worse"
+    assert compared(table, SMALL, REFERENCE, BY_KIND["final", "updates"]).sign == "better"
+    assert compared(table, SMALL, REFERENCE, BY_KIND["final", "evaluations"]).sign == "worse"
     diverged = falling(math.inf, outcome="diverged")
     assert loss_at(diverged, "updates", 100) == math.inf
     assert loss_at(diverged, "updates", 75) == math.inf
@@ -89,23 +119,40 @@ def test_curves_are_read_at_the_smaller_budget():
 
 def test_a_stream_is_not_compared_at_other_budgets_and_a_failure_not_at_all():
     at_end, in_seconds = BY_KIND["final", "updates"], BY_KIND["final", "seconds"]
-    cells = {("stream", name): Cell(None, False, {0: falling(1.0)}) for name in ("vsgd", REFERENCE)}
+    cells = {("stream", name): Cell(DEFAULT, {0: falling(1.0)}) for name in ("vsgd", REFERENCE)}
     table = Table((STREAM,), (OURS, TUNED), 1, cells, {})
-    assert compared(table, STREAM, REFERENCE, at_end) == "not worse"
+    assert compared(table, STREAM, REFERENCE, at_end) == ("not worse", 1.0)
     assert compared(table, STREAM, REFERENCE, in_seconds) is None
     assert compared(table_of([falling(1.0)], [failed("so")]), SMALL, REFERENCE, at_end) is None
 
 
-def test_over_fitting_shows_as_three_verdicts():
+def test_overfitting_shows_as_three_signs():
     """Ours fits the training rows better and was better on the way, but ends higher."""
     ours = [falling(1.2, best=0.8, training=0.1)] * 2
     table = table_of(ours, [falling(1.0, training=0.5)] * 2)
-    said = {measure: compared(table, SMALL, REFERENCE, BY_KIND[measure, "updates"]) for measure, axis in BY_KIND}
-    assert said == {"final": "worse", "best": "better", "final_training": "better"}
+    signs = {kind: compared(table, SMALL, REFERENCE, BY_KIND[kind, "updates"]).sign for kind, _ in BY_KIND}
+    assert signs == {"final": "worse", "best": "better", "final_training": "better"}
     text = markdown(table, pages.SMALL)
     assert "| Small digits | vSGD | 1.2 ± 0 | **0.8 ± 0** | **0.1 ± 0** |" in text
-    assert "| Small digits | best SGD | **1 ± 0** | 1 ± 0 | 0.5 ± 0 |" in text
-    assert "| best SGD | 0 / 0 / 1 | not worse on 80%, better on 50% | no | 1 / 0 / 0 |" in text
+    assert "| Small digits | SGD, tuned | **1 ± 0** | 1 ± 0 | 0.5 ± 0 |" in text
+    assert "| SGD, tuned | 1 | 0 / 0 / 1 | 1.20 [1.20, 1.20] | 1 / 0 / 0 | 0.80 [0.80, 0.80] | 1 / 0 / 0 |" in text
+    assert "final not worse on 85%: **missed**" in text
+
+
+def test_failures_come_first():
+    table = table_of([falling(1.2)] * 2, [falling(1.0)] * 2, [falling(0.8)] * 2)
+    for words in (markdown(table, pages.SMALL), html(table, pages.SMALL)):
+        assert words.index("Where vSGD is worse") < words.index("vSGD against each") < words.index("Final losses")
+        assert words.index("Where vSGD is worse") < words.index("How it was measured")
+    assert "| Small digits | Adam 1e-3 (1.5); SGD, tuned (1.2) |" in markdown(table, pages.SMALL)
+    assert tables.failures(table_of([falling(0.5)] * 2, [falling(1.0)] * 2)).rows == []
+
+
+def test_updates_to_target_are_compared_if_one_of_two_arrives():
+    table = table_of([falling(0.5)], [falling(1.0)], [falling(1.5)])
+    assert target_ratios(table, REFERENCE, "updates") == [pytest.approx(0.98 / 1.5 / 0.98)]
+    assert target_ratios(table, "adam-default", "updates") == [pytest.approx(0.1)], "a miss is infinite, and limited"
+    assert target_ratios(table_of([falling(1.5)], [falling(1.0)], [falling(1.5)]), "adam-default", "updates") == []
 
 
 def test_a_single_seed_has_no_standard_error():
@@ -114,18 +161,32 @@ def test_a_single_seed_has_no_standard_error():
 
 
 @pytest.mark.parametrize(
-    ("bar", "better", "equal", "met"),
+    ("goal", "better", "equal", "reached"),
     [
-        (Bar(not_worse=0.8), 4, 4, True),
-        (Bar(not_worse=0.8), 7, 0, False),
-        (Bar(better=0.5), 5, 0, True),
-        (Bar(better=0.5), 4, 6, False),
-        (Bar(not_worse=0.8, better=0.5), 5, 2, False),
+        (Goal(not_worse=0.8), 4, 4, True),
+        (Goal(not_worse=0.8), 7, 0, False),
+        (Goal(better=0.5), 5, 0, True),
+        (Goal(better=0.5), 4, 6, False),
+        (Goal(not_worse=0.8, better=0.5), 5, 2, False),
+        (Goal(ratio_below=1.0), 6, 0, True),
+        (Goal(ratio_below=1.0), 5, 0, False),
     ],
 )
-def test_bars_are_shares_of_ten_workloads(bar, better, equal, met):
-    counts = {"better": better, "not worse": equal, "worse": 10 - better - equal}
-    assert bar.is_met(counts) == met
+def test_goals_are_shares_of_ten_workloads_or_mean_ratios(goal, better, equal, reached):
+    counts = {"better": (better, 0.5), "not worse": (equal, 1.0), "worse": (10 - better - equal, 2.0)}
+    found = [Difference(sign, ratio) for sign, (count, ratio) in counts.items() for _ in range(count)]
+    assert goal.is_reached(found) == reached
+
+
+def test_goals_are_those_of_the_protocol():
+    final, best, training = (BY_KIND[kind, "updates"] for kind in ("final", "best", "final_training"))
+    tuned = BY_NAME["soap-cosine"]
+    assert goal_of(tuned, final) == Goal(not_worse=0.75)
+    assert goal_of(tuned, training) == Goal(better=0.6)
+    assert goal_of(tuned, best) is None
+    assert goal_of(tuned._replace(name="soap-cosine/default"), final) == Goal(ratio_below=1.0)
+    assert goal_of(tuned._replace(name="soap-cosine/single"), final) is None
+    assert goal_of(BY_NAME["prodigy"], final) == Goal(ratio_below=1.0)
 
 
 def test_profiles_count_a_miss_as_infinite():
@@ -164,14 +225,14 @@ def test_pages_say_what_a_stranger_needs():
             "vsgd compare --seeds 2",
             "2 seeds; vsgd",
             "1.05 ± 0.05",
-            "diverged (1/2) @0.1†",
-            "best SGD on Small digits",
+            "diverged (1/2) @0.1",
+            "Where vSGD is worse",
             "put it there",
             "Not run: Absent data, Uninstalled.",
-            "not worse on 80%, better on 50%",
-            "best on the way loss at equal updates",
-            "held-out loss at equal gradient evaluations",
-            "held-out loss at equal seconds",
+            "not worse on 85%",
+            "best loss at equal updates",
+            "final loss at equal gradient evaluations",
+            "final loss at equal seconds",
             "updates to target",
             "What an update takes",
         ):
@@ -185,13 +246,18 @@ def test_pages_say_what_a_stranger_needs():
 class TestWhatIsMissing:
     """An empty, partial or damaged folder: the pages say what is missing and show the rest."""
 
+    ALL = frozenset(
+        {("small", name) for name in (ADAM.name, *(f"{GRID.name}{end}" for end in ("", "/single", "/default")))}
+    )
+
     @pytest.fixture
     def folder(self, tmp_path):
         runs = Runs(tmp_path, "suite")
         for seed in range(2):
-            runs.save(Job(SMALL, ADAM, None, seed), falling(0.5))
-            for setting in GRID.settings:
-                runs.save(Job(SMALL, GRID, setting, seed), falling(1.0))
+            runs.save(Job(SMALL, ADAM, DEFAULT, seed), falling(0.5))
+            for rate in (GRID.default.rate, *GRID.rates):
+                end = 0.9 if rate == GRID.rates[1] else 1.0
+                runs.save(Job(SMALL, GRID, Setting(rate), seed), falling(end))
         return tmp_path
 
     def pages(self, folder, workloads=(SMALL, STREAM), **options):
@@ -201,11 +267,11 @@ class TestWhatIsMissing:
     def keep(self, folder, keys):
         """Of the stored runs, only those of some methods, settings and seeds."""
         path = folder / "suite.jsonl.gz"
-        path.write_bytes(packed(r for r in RunFile(path, KEYS) if (r["method"], r["setting"], r["seed"]) in keys))
+        path.write_bytes(packed(r for r in RunFile(path, KEYS) if (r["method"], r["rate"], r["seed"]) in keys))
 
     def test_a_whole_folder_says_so_of_nothing_but_what_was_never_run(self, folder):
         table, text, _ = self.pages(folder, (SMALL,))
-        assert set(table.cells) == {("small", ADAM.name), ("small", GRID.name)}
+        assert set(table.cells) == self.ALL
         assert "| Small digits | Uninstalled | pip install no-such-package |" in text
 
     def test_nothing_at_all(self, tmp_path):
@@ -215,41 +281,42 @@ class TestWhatIsMissing:
         assert "Nothing has been run yet" in words
 
     def test_parts(self, folder):
-        self.keep(folder, {(ADAM.name, None, 0), (GRID.name, 0.001, 0), (GRID.name, 0.1, 1)})
+        self.keep(folder, {(ADAM.name, None, 0), (GRID.name, 0.001, 0), (GRID.name, 0.1, 0)})
         table, text, _ = self.pages(folder)
         assert not table.cells
-        assert f"| Small digits | {ADAM.title} | 1 of 2 seeds |" in text
-        assert f"| Small digits | {GRID.title} | 1 of 2 settings of the grid |" in text
+        assert f"| Small digits | {ADAM.title}, {GRID.title}, default | 1 of 2 seeds |" in text
+        assert f"| Small digits | {GRID.title}, tuned | search of its tuned setting not finished |" in text
 
     def test_a_damaged_file_gives_a_page_of_its_intact_runs(self, folder, capsys):
         path = folder / "suite.jsonl.gz"
         text = gzip.decompress(path.read_bytes())
         path.write_bytes(gzip.compress(text[:-10]))
         table, _, _ = self.pages(folder)
-        assert set(table.cells) == {("small", ADAM.name), ("small", GRID.name)}
+        assert table.cells.keys() == self.ALL - {("small", f"{GRID.name}/single")}
         assert capsys.readouterr().err.count(f"{path} is damaged") == 1
         lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
         path.write_bytes(gzip.compress(b"".join(line[: 200 + 1000 * (b"adam" in line)] for line in lines)))
         table, text, _ = self.pages(folder)
         assert set(table.cells) == {("small", ADAM.name)}
-        assert f"| Small digits | {GRID.title} | not run |" in text
+        assert f"| Small digits | {GRID.title}, default | not run |" in text
         assert capsys.readouterr().err.count(f"{path} is damaged") == 1
 
     def test_a_page_says_which_runs_are_of_another_version(self, folder, monkeypatch):
         assert "another version" not in self.pages(folder)[1]
         versions = {"torch": "0.1", "vsgd": "0.1"}
         monkeypatch.setattr("vsgd_bench.compare.runs.version_of", versions.get)
-        line = "Runs trained with another version of the source or of a package: all 4."
+        line = "Runs trained with another version of the source or of a package: all 6."
         assert all(words.count(line) == 1 for words in self.pages(folder)[1:])
-        Runs(folder, "suite").save(Job(SMALL, ADAM, None, 0), falling(0.5))
-        line = f"another version of the source or of a package: {ADAM.title} (1 of 2), {GRID.title} (2 of 2)."
+        Runs(folder, "suite").save(Job(SMALL, ADAM, DEFAULT, 0), falling(0.5))
+        line = f"another version of the source or of a package: {ADAM.title} (1 of 2), {GRID.title}, tuned (2 of 2), "
+        line += f"{GRID.title}, default (2 of 2)."
         assert all(words.count(line) == 1 for words in self.pages(folder)[1:])
 
     def test_pages_of_stored_runs_need_neither_data_nor_packages(self, tmp_path, monkeypatch):
         monkeypatch.delenv("VSGD_DATA", raising=False)
         runs = Runs(tmp_path, "suite")
         for seed in range(2):
-            runs.save(Job(ABSENT, UNINSTALLED, None, seed), falling(0.5))
+            runs.save(Job(ABSENT, UNINSTALLED, DEFAULT, seed), falling(0.5))
         table, text, _ = self.pages(tmp_path, (ABSENT,), stored_only=True)
         assert set(table.cells) == {("absent", "uninstalled")}
         assert "VSGD_DATA" not in text
@@ -258,14 +325,18 @@ class TestWhatIsMissing:
     def test_runs_on_data_that_are_gone_are_shown(self, tmp_path):
         runs = Runs(tmp_path, "suite")
         for seed in range(2):
-            runs.save(Job(ABSENT, ADAM, None, seed), falling(0.5))
+            runs.save(Job(ABSENT, ADAM, DEFAULT, seed), falling(0.5))
         table, text, _ = self.pages(tmp_path, (ABSENT,))
         assert set(table.cells) == {("absent", ADAM.name)}
-        assert "| Absent data | best SGD | not run; " in text
+        assert "| Absent data | SGD, default | not run; " in text
+
+
+def rates_in(folder):
+    return json.loads((folder / "rates.json").read_text())
 
 
 def test_the_command_writes_both_pages(tmp_path):
-    narrow = ("--workloads", "digits-logistic", "--optimizers", "adam-default", "--seeds", "1", "--jobs", "1")
+    narrow = ("--workloads", "digits-logistic", "--optimizers", "prodigy", "--seeds", "1", "--jobs", "1")
     assert main(["compare", "--quick", *narrow, "--out", str(tmp_path)]) == 0
     text = (tmp_path / "quick" / "results.md").read_text()
     assert "This is the quick version" in text
@@ -274,12 +345,12 @@ def test_the_command_writes_both_pages(tmp_path):
     assert "not run" in text
     assert (tmp_path / "quick" / "index.html").exists()
     assert len(list(RunFile(tmp_path / "quick.jsonl.gz", KEYS))) == 1
-    assert (tmp_path / "quick" / "rates.json").read_text() == "{}\n", "no grid was run"
+    assert rates_in(tmp_path / "quick") == {"suite": "quick", "tuned": {}, "single": {}}, "no grid was run"
     assert not list(tmp_path.rglob(".*")), "temporary files were left"
 
 
 def test_the_command_trains_nothing_if_told_so(tmp_path, capsys):
-    narrow = ("--workloads", "digits-logistic", "--optimizers", "adam-default", "--seeds", "1", "--jobs", "1")
+    narrow = ("--workloads", "digits-logistic", "--optimizers", "prodigy", "--seeds", "1", "--jobs", "1")
     assert main(["compare", "--quick", *narrow, "--stored", "--out", str(tmp_path)]) == 0
     assert "Nothing has been run yet" in (tmp_path / "quick" / "index.html").read_text()
     assert not (tmp_path / "quick.jsonl.gz").exists()
@@ -293,7 +364,7 @@ def test_absent_data_are_a_line_not_an_error(tmp_path, capsys, monkeypatch):
     text = (tmp_path / "large" / "results.md").read_text()
     assert "set VSGD_DATA to a folder that holds adult.csv.gz" in text
     assert "vsgd compare --suite large --seeds 1" in text
-    assert "4 rates from 0.00032 to 0.01" in text
+    assert "rates from 0.00032 to 0.032, and beyond; weight decay 0, 0.01, 0.1, 1" in text
 
 
 @pytest.mark.parametrize(
@@ -316,8 +387,9 @@ def test_bad_input_is_one_clear_line(arguments, words, tmp_path, capsys):
     ("page", "suite", "arguments"),
     [
         ("networks", "small", ["--rates", "small/rates.json"]),
-        ("large", "large", ["--suite", "large", "--rates", "large/rates.json"]),
+        ("large", "large", ["--suite", "large", "--seeds", "3", "--rates", "large/rates.json"]),
         ("unseen", "unseen", ["--suite", "unseen", "--rates", "unseen/rates.json"]),
+        ("science", "science", ["--suite", "science", "--seeds", "1"]),
         ("ablations", "ablations", ["--ablations", "--seeds", "2"]),
         ("stress", "stress", ["--stress", "--seeds", "1"]),
     ],

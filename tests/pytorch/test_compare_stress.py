@@ -11,6 +11,7 @@ pytest.importorskip("tqdm")
 from standins import BY_NAME, SMALL
 
 from vsgd.cli import main
+from vsgd_bench.compare.methods import Setting
 from vsgd_bench.compare.ours import ABLATIONS, OURS
 from vsgd_bench.compare.runs import Job, wanted
 from vsgd_bench.compare.stress import CHANGES, STRESSED, stress_workloads
@@ -26,7 +27,7 @@ QUICK = [name for name in BUNDLED if name.startswith("digits-mlp") and name != "
 )
 def test_the_default_learns_whatever_happens(name):
     harder = HARDER[name]
-    run = train(harder._replace(epochs=harder.epochs if harder.batch > 32 else 1), BY_NAME[OURS], None, seed=0)
+    run = train(harder._replace(epochs=harder.epochs if harder.batch > 32 else 1), BY_NAME[OURS], Setting(), seed=0)
     assert run.outcome == "finished"
     assert run.held_out[-1] < 0.95 * run.held_out[0]
 
@@ -43,7 +44,7 @@ def test_changes_are_what_they_say():
 
 
 def test_each_is_told_from_every_other():
-    stored = [wanted(Job(workload, BY_NAME[OURS], None, 0)) for workload in HARDER.values()]
+    stored = [wanted(Job(workload, BY_NAME[OURS], Setting(), 0)) for workload in HARDER.values()]
     assert len({(record["provenance"]["task"], record["batch"]) for record in stored}) == len(stored)
     assert {name.partition("+")[0] for name in HARDER} == set(STRESSED)
 
@@ -51,7 +52,7 @@ def test_each_is_told_from_every_other():
 @pytest.mark.slow  # each is compiled anew
 @pytest.mark.parametrize("method", ABLATIONS, ids=lambda method: method.name)
 def test_every_part_can_be_taken_away(method):
-    assert train(SMALL, method, None, seed=0).outcome != "failed"
+    assert train(SMALL, method, Setting(), seed=0).outcome != "failed"
 
 
 @pytest.mark.parametrize(

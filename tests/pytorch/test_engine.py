@@ -9,7 +9,7 @@ import torch
 from vsgd import NETWORKS, PAPER, jit
 from vsgd.algorithms.strategy import Totals, strategy_of
 from vsgd.torch import engine_numba, update
-from vsgd.torch.coordinates import PENALTY, PRODUCTS, BatchMoments, Coordinates, Rates, spread
+from vsgd.torch.coordinates import PENALTY, PRODUCTS, BatchMoments, Coordinates, Motion, Rates, spread
 from vsgd.torch.engine_numba import NumbaEngine
 from vsgd.torch.engine_torch import TorchEngine
 
@@ -117,24 +117,25 @@ def test_moving(engine):
     block = block_of(NETWORKS, True)
     theta, average = block.theta.clone(), block.average.clone()
     steps, grad = torch.randn(306, dtype=torch.float64), torch.randn(306, dtype=torch.float64)
-    decay, weight = torch.tensor([0.0, 0.5, 1.0]).double(), torch.tensor([0.1, 0.2, 0.0]).double()
-    products = engine().move(block, grad, steps, decay, weight)
+    decay, weight, momentum = torch.tensor([[0.0, 0.5, 1.0], [0.1, 0.2, 0.0], [0.05, 0.0, 0.03]]).double()
+    products = engine().move(block, grad, steps, Motion(decay, weight, momentum))
     along = [part.sum() for part in (grad * (theta - average)).split(LENGTHS)]
     torch.testing.assert_close(torch.as_tensor(products), torch.stack(along))
-    expected = (theta - steps) / (1 + spread(decay, block))
+    expected = (theta - steps + spread(momentum, block) * (theta - average)) / (1 + spread(decay, block))
     torch.testing.assert_close(block.theta, expected)
     torch.testing.assert_close(block.average, average + spread(weight, block) * (expected - average))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
-    lengths, weight, rule = (3 * engine_numba.PIECE // 2, 300), np.array([0.3, 0.2]), rule_of(NETWORKS)
+    lengths, rule = (3 * engine_numba.PIECE // 2, 300), rule_of(NETWORKS)
+    motion = Motion(decay=np.zeros(2), weight=np.array([0.3, 0.2]), momentum=np.array([0.0, 0.1]))
     together, apart = (block_of(NETWORKS, True, lengths=lengths) for _ in range(2))
     batch, delta = batch_of(kind, apart), offset_of(kind, apart)
-    _, sums = update.learn(together, batch, delta, Rates(0.5, 3.0), rule, weight)
+    _, sums = update.learn(together, batch, delta, Rates(0.5, 3.0), rule, motion)
     steps, _ = update.learn(apart, batch, delta, Rates(0.5, 3.0), rule)
     penalty = update.curvature_penalty(apart, update.identity) if delta is not None else 0.0
-    products = rule.engine.move(apart, batch.plain_grad, steps, np.zeros(2), weight)
+    products = rule.engine.move(apart, batch.plain_grad, steps, motion)
     torch.testing.assert_close(together[:-2], apart[:-2])
     np.testing.assert_allclose(sums[:, PRODUCTS], products, rtol=1e-6)
     np.testing.assert_allclose(sums[:, PENALTY].sum(), penalty, rtol=1e-6)
@@ -199,7 +200,7 @@ def test_bfloat16_is_read_and_rounded_as_torch_does():
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     """A small change of the algorithm can make the compiler give up, and ten times the speed goes with it."""
-    monkeypatch.setattr(engine_numba, "kept", jit.compiled)  # whose code can be looked at
+    monkeypatch.setattr(engine_numba, "cached_jit", jit.compiled)  # whose code can be looked at
     engine_numba.learn_loop.cache_clear()
     learned(NumbaEngine, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
     learn = strategy_of(NETWORKS).learn(decoupled)

@@ -15,11 +15,11 @@ from vsgd.core import (
     Moments,
     State,
     is_outlier,
+    memory_below_cap,
     shorten_memory,
     signal_fraction,
     update_moments,
     variance,
-    within_cap,
     zero_state,
 )
 
@@ -111,11 +111,11 @@ def update(
     learning = count > 0
     outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
     seen = state.seen + count
-    memory = state.memory + (outlier & within_cap(state.memory + outlier, seen, config.min_memory_cap))
+    memory = state.memory + (outlier & memory_below_cap(state.memory + outlier, seen, config.min_memory_cap))
     mean = update_moments(state.mean, batch, learning / memory)
     eta = learning * rate(mean, count, config)
     memory = shorten_memory(memory, signal_fraction(mean.grad * mean.grad, noise(mean, config)), learning)
-    memory = memory + (learning & within_cap(memory + learning, seen, config.min_memory_cap))
+    memory = memory + (learning & memory_below_cap(memory + learning, seen, config.min_memory_cap))
     return theta - eta * batch.grad, State(mean, memory, seen), Info(rate=eta, outlier=outlier)
 
 

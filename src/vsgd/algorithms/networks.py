@@ -2,7 +2,7 @@
 
 1. The probe moves all coordinates of a tensor by the same distance, a fraction of its length scale: `probe_size`.
 2. A second gradient is taken in some steps only: `probe_due`, `is_long`.
-3. The memory τ has a cap: `core.within_cap`.
+3. The memory τ has a cap: `core.memory_below_cap`.
 4. Second moments are inflated at the end of the bootstrap (the slow start of the 2012 paper): `inflate_second_moments`.
 5. Curvature is the mean of signed differences plus the standard error of that mean, where coordinates are decoupled;
    elsewhere it is the paper's, shrunk towards the mean of the tensor: `rate`.
@@ -12,6 +12,9 @@
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
 9. Rates are optimal for a horizon of more than one step, over which noise averages out, as far as the noise of the
    iterates costs less than is gained: `progress`.
+10. Momentum along the drift of the iterates is switched on while gradients agree with it: `momentum`.
+11. If the number of steps per epoch is known, weight decay is estimated from gradient noise, curvature and weights:
+    `decay_strength`.
 
 Coordinates are decoupled if the covariance of the gradient is (nearly) diagonal in them, as in the eigenbasis that
 `vsgd.eigenbasis` finds. The algorithm receives a flag only. No constant has the unit of the loss.
@@ -32,12 +35,12 @@ from vsgd.core import (
     ema,
     is_outlier,
     larger,
+    memory_below_cap,
     shorten_memory,
     signal_fraction,
     square_root,
     update_moments,
     variance,
-    within_cap,
 )
 from vsgd.core import State as CoreState
 
@@ -74,6 +77,7 @@ class Networks(NamedTuple):
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
         eigenbasis: whether coordinates are decoupled where that is cheap.
         max_horizon: the longest horizon, in steps, that rates are optimal for.
+        max_momentum: the largest momentum coefficient β; 0 switches momentum off.
     """
 
     epsilon: float = 1e-36
@@ -94,6 +98,7 @@ class Networks(NamedTuple):
     average_iterates: bool = True
     eigenbasis: bool = True
     max_horizon: float = 16.0
+    max_momentum: float = 0.9
 
 
 NETWORKS = Networks()
@@ -132,6 +137,21 @@ class Progress(NamedTuple):
     spread: Array
     """Mean distance of a loss from `earlier`."""
 
+
+class Momentum(NamedTuple):
+    """The momentum of a tensor."""
+
+    coefficient: Array
+    """β, between 0 and `Networks.max_momentum`."""
+    agreement: Array
+    """Moving average of ∇·(θ − θ̄); negative while the gradient points along the drift of the iterates."""
+
+
+AGREEMENT_STEPS = 40.0
+"""Number of steps that `Momentum.agreement` averages over."""
+
+MOMENTUM_GROWTH = 0.01
+"""Growth of β per step; it falls twice as fast."""
 
 LOSS_OUTLIER = 10.0
 """A loss enters the averages of `Progress` at a distance of at most this many times the usual one."""
@@ -184,7 +204,7 @@ def is_long(norm_sq: Array, expected_norm_sq: Array, config: Networks = NETWORKS
 
 # --- the rate -----------------------------------------------------------------------------------------------------
 
-LEAST_CURVATURE = 1e-30
+MIN_CURVATURE = 1e-30
 """In units of what makes a step as long as the probe: below all rounding, but a rate times a gradient stays finite."""
 
 
@@ -206,7 +226,7 @@ def context(
 
     Where no coordinate has seen any curvature, |ḡ|/|δ| stands in, so that a step is no longer than the probe.
     """
-    unseen = (mean_curv == 0) * (signal_rms / size) + LEAST_CURVATURE * (grad_rms / size)
+    unseen = (mean_curv == 0) * (signal_rms / size) + MIN_CURVATURE * (grad_rms / size)
     return TensorContext(
         curv=config.shrinkage * mean_curv + unseen,
         curv_sq=config.shrinkage * mean_curv_sq + unseen * unseen,
@@ -222,12 +242,35 @@ def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: T
     In decoupled coordinates what others change of a gradient averages out of h̄^fd but not of v̄^fd, so the curvature is
     |h̄^fd| plus the standard error of that mean. Elsewhere those changes matter, and it is v̄^fd / h̄^fd (section 5.2).
     """
-    fraction = signal_fraction(tensor.horizon * count * (mean.grad * mean.grad), noise(mean, config))
+    fraction = signal_fraction(mean.grad * mean.grad, noise(mean, config))
+    return rate_from(fraction, (count > 0) / memory, mean, count, config, tensor, decoupled)
+
+
+def rate_from(
+    fraction: Array,
+    inverse_memory: Array,
+    mean: Moments,
+    count: Array,
+    config: Networks,
+    tensor: TensorContext,
+    decoupled: bool,
+) -> Array:
+    """Return `rate` from the signal fraction f of one sample and from 1/τ, which the update needs elsewhere too.
+
+    The signal fraction of n samples is n f / (1 + (n − 1) f). Its denominator is at least 1, so it can be multiplied by
+    that of the curvature without underflow, and one division is enough.
+    """
+    samples = tensor.horizon * count
+    denominator = (count > 0) + (samples * fraction - fraction)
     if decoupled:
-        error = square_root(variance(mean.curv, mean.curv_sq) / (count * memory))
-        # a product, since XLA makes one division of two, and the product of two tiny denominators vanishes in float32
-        return fraction * ((count > 0) / (abs(mean.curv) + error + tensor.curv + config.epsilon))
-    return fraction * (mean.curv + tensor.curv) / (mean.curv_sq + tensor.curv_sq + config.epsilon)
+        error = square_root(variance(mean.curv, mean.curv_sq) * (inverse_memory / count))
+        return samples * fraction / (denominator * (abs(mean.curv) + error + tensor.curv + config.epsilon))
+    return (
+        samples
+        * fraction
+        * (mean.curv + tensor.curv)
+        / (denominator * (mean.curv_sq + tensor.curv_sq + config.epsilon))
+    )
 
 
 def limited_step(rate: Array, grad: Array, grad_sq: Array, tensor: TensorContext) -> Array:
@@ -258,12 +301,15 @@ def learn(
     learning = (count > 0) & (state.seen >= config.bootstrap)
     outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
     seen = state.seen + count
-    memory = state.memory + (outlier & within_cap(state.memory + outlier, seen, config.min_memory_cap))
-    mean = update_moments(state.mean, batch, learning / memory + bootstrap_weight(state.seen, count, config.bootstrap))
+    memory = state.memory + (outlier & memory_below_cap(state.memory + outlier, seen, config.min_memory_cap))
+    inverse_memory = (count >= 0) / memory
+    weight = learning * inverse_memory + bootstrap_weight(state.seen, count, config.bootstrap)
+    mean = update_moments(state.mean, batch, weight)
     mean = inflate_second_moments(mean, (state.seen < config.bootstrap) & (seen >= config.bootstrap), config)
-    eta = learning * rate(mean, memory, count + (count == 0), config, tensor, decoupled)
-    memory = shorten_memory(memory, signal_fraction(mean.grad * mean.grad, noise(mean, config)), learning)
-    memory = memory + (learning & within_cap(memory + learning, seen, config.min_memory_cap))
+    fraction = signal_fraction(mean.grad * mean.grad, noise(mean, config))
+    eta = learning * rate_from(fraction, inverse_memory, mean, count + (count == 0), config, tensor, decoupled)
+    memory = shorten_memory(memory, fraction, learning)
+    memory = memory + (learning & memory_below_cap(memory + learning, seen, config.min_memory_cap))
     return CoreState(mean, memory, seen), Info(rate=eta, outlier=outlier)
 
 
@@ -294,12 +340,21 @@ def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NE
     return Averaging(larger(larger(window, least), config.window_share * steps), better)
 
 
-def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Networks = NETWORKS) -> Progress:
-    """Return the horizon after a minibatch with this `loss` and `steps` steps before it. It grows while that pays.
+def progress(
+    state: Progress, loss: Array, curvature_penalty: Array, steps: Array, config: Networks = NETWORKS
+) -> Progress:
+    """Return the horizon after a minibatch. It grows while larger rates pay off.
 
-    The rate that is optimal for one step is too small over many: it pays for noise at once, while slow coordinates pay
-    back later (Wu et al. 2018), and noise averages out. So the horizon grows as long as `bend`, ½ (θ−θ̄)ᵀ|H|(θ−θ̄),
-    which is what noise costs, is less than the loss has fallen by lately, and shrinks twice as fast where it is more.
+    The optimal rate for one step is too small for many steps (Wu et al. 2018). Noise increases the loss immediately;
+    progress along flat directions pays off later, and noise averages out. The horizon grows while the recent decrease
+    of the loss exceeds `curvature_penalty`, and shrinks twice as fast otherwise.
+
+    Args:
+        state: the losses and the horizon so far.
+        loss: the loss of the minibatch.
+        curvature_penalty: ½ (θ−θ̄)ᵀ|H|(θ−θ̄), the increase of the loss by noise.
+        steps: number of steps before this one.
+        config: the constants.
     """
     deviation = (steps > 0) * (loss - state.earlier)
     # without the limit, the average of the losses would need a power of the number of steps to forget an outlier
@@ -308,7 +363,7 @@ def progress(state: Progress, loss: Array, bend: Array, steps: Array, config: Ne
     recent = ema(state.recent, loss, 9 / (steps + 9))
     earlier = ema(state.earlier, loss, 3 / (steps + 3))
     spread = ema(state.spread, abs(deviation), 3 / (steps + 3))
-    pays = bend < earlier - recent
+    pays = curvature_penalty < earlier - recent
     horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
     return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon), spread)
 
@@ -329,3 +384,63 @@ def update_window_and_horizon(
     """
     after = averaging(state, products - penalty, steps + 1, config)
     return after, before if loss is None else progress(before, loss, penalty, steps, config)
+
+
+# --- momentum -----------------------------------------------------------------------------------------------------
+
+
+def momentum(before: Momentum, product: Array, advantage: Array, config: Networks = NETWORKS) -> Momentum:
+    """Return the momentum of a tensor after a step.
+
+    θ − θ̄ is a moving average of past steps, so it is the momentum buffer. The derivative of the loss with respect to β
+    has the sign of ∇·(θ − θ̄). β grows while that is negative on average, that is, while the newest gradients still
+    point along the drift. It grows only if the newest iterate is no worse than the average, so noise switches it off.
+
+    Args:
+        before: momentum before the step.
+        product: ∇·(θ − θ̄) of the tensor in this step.
+        advantage: `Averaging.advantage` of the parameter group.
+        config: constants of the algorithm.
+    """
+    agreement = ema(before.agreement, product, 1 / AGREEMENT_STEPS)
+    grows = (agreement < 0) & (advantage <= 0)
+    coefficient = before.coefficient + MOMENTUM_GROWTH * ((grows == 1) * 1.0 - (grows == 0) * 2.0)
+    return Momentum(clip(coefficient * (coefficient > 0), config.max_momentum), agreement)
+
+
+def momentum_weight(coefficient: Array, averaging_weight: Array) -> Array:
+    """Return the factor k in θ ← θ − step + k (θ − θ̄): β over the window, and 0 until there is an average."""
+    return coefficient * averaging_weight * (averaging_weight < 0.5)
+
+
+def add_momentum(step: Array, theta: Array, average: Array, weight: Array) -> Array:
+    """Return the step with momentum along θ − θ̄; `weight` is that of `momentum_weight`."""
+    return step - weight * (theta - average)
+
+
+# --- weight decay -------------------------------------------------------------------------------------------------
+
+
+def decay_strength(noise: Array, curv: Array, rms: Array, samples: Array) -> Array:
+    """Return the strength λ of the penalty ½λ‖θ‖² of a tensor that is estimated to generalize best.
+
+    The gradient of the training loss differs from that of the expected loss by an error with variance σ²/n, where n is
+    the number of samples in the data. An unpenalized fit follows that error, which costs σ²/(n h) per coordinate in
+    expected loss (Takeuchi 1976). λ is the strength whose shrinkage λθ² equals this cost in the penalized fit:
+
+        λ θ² = σ² / (n (h + λ)).
+
+    If the loss is a log likelihood of the right family, σ² = h, and this is MacKay's evidence procedure. λ has the
+    unit of a curvature, so the result does not depend on the scale of the loss.
+
+    Args:
+        noise: σ², mean variance of a sample's gradient over the coordinates of the tensor.
+        curv: h, mean curvature.
+        rms: root mean square of the weights.
+        samples: n; 0 if it is unknown, and then λ is 0.
+    """
+    known = (samples > 0) & (rms > 0)
+    error = square_root(noise / (samples + (samples == 0)))
+    pull = curv * rms
+    fraction = (error + error) / (pull + square_root(pull * pull + 4 * error * error) + (error == 0))
+    return known * (error / (rms + (rms == 0)) * fraction)

@@ -10,23 +10,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from vsgd.algorithms import networks, paper
-from vsgd.algorithms.networks import Networks, TensorContext
+from vsgd.algorithms.networks import Momentum, Networks, TensorContext
 from vsgd.algorithms.paper import Paper
 from vsgd.core import Array, Info, Moments, State, larger, select, square_root
 
 Config = Paper | Networks
 
-LEAST_PROBE = 1e-5
+MIN_PROBE = 1e-5
 """No usual probe is smaller; differences of gradients are divided by it, and squared."""
 
 UNLIMITED = 1e18
 """Stands for no limit, and one over it for the smallest probe; squares of both are still a float32."""
 
-LEAST_SIZE = 1e-30
+MIN_SIZE = 1e-30
 """Stands for the size of a probe before the first one."""
 
-LEAST_NORM = 1e-30
+MIN_NORM = 1e-30
 """Stands for the norm of a gradient that is zero."""
+
+MIN_RMS_SHARE = 0.1
+"""Weight decay assumes that the RMS of a tensor is at least this fraction of its length scale."""
 
 ROUNDING = 1e-5
 """A gradient whose norm is below this fraction of the largest is rounding, as that of a bias before BatchNorm."""
@@ -47,6 +50,12 @@ class Totals(NamedTuple):
     """RMS of the last probe δ."""
     scale: Array
     """Length scale: the largest RMS that the tensor has had."""
+    rms: Array
+    """RMS of the weights at the last probe."""
+    momentum: Array
+    """`Momentum.coefficient`"""
+    agreement: Array
+    """`Momentum.agreement`, the only number here that may be negative."""
 
 
 Learn = Callable[..., tuple[State, Info]]
@@ -82,6 +91,8 @@ class Strategy(NamedTuple):
     """(seen, window, config) → weight with which a new iterate enters the average."""
     row_averaging_weight: Callable[..., Array]
     """(seen, count, config) → the same for a row of an embedding table."""
+    momentum: Callable[..., Momentum]
+    """(before, product, advantage, config) → momentum of a tensor; see `networks.momentum`."""
     averages_iterates: Callable[[Any], bool]
     """(config) → whether the weights to evaluate are an average of the iterates."""
     rotates: Callable[[Any], bool]
@@ -120,7 +131,7 @@ def network_rate(state: State, count: Array, config: Networks, tensor: TensorCon
 def network_context(totals: Totals, length: Array, config: Networks, horizon: Array) -> TensorContext:
     """Return what the `length` coordinates of a tensor share."""
     signal_rms, grad_rms = square_root(totals.signal / length), square_root(totals.grad_sq / length)
-    size = larger(totals.probe_size, LEAST_SIZE)
+    size = larger(totals.probe_size, MIN_SIZE)
     return networks.context(totals.curv / length, totals.curv_sq / length, signal_rms, grad_rms, size, config, horizon)
 
 
@@ -173,6 +184,7 @@ NETWORK_STRATEGY = Strategy(
     length_scale=network_length_scale,
     averaging_weight=networks.averaging_weight,
     row_averaging_weight=networks.row_averaging_weight,
+    momentum=networks.momentum,
     averages_iterates=lambda config: bool(config.average_iterates),
     rotates=lambda config: bool(config.eigenbasis),
     coarse_curvature=True,
@@ -211,6 +223,7 @@ PAPER_STRATEGY = Strategy(
     length_scale=lambda before, mean_sq, overall, least, config: before,
     averaging_weight=lambda seen, window, config: seen >= 0,  # the weights to evaluate are the iterates
     row_averaging_weight=lambda seen, count, config: seen >= 0,
+    momentum=lambda before, product, advantage, config: before,
     averages_iterates=lambda config: False,
     rotates=lambda config: False,
     coarse_curvature=False,
@@ -236,7 +249,7 @@ def expected_norm_sq(totals: Totals, count: Array) -> Array:
 
 def gradient_limit(largest: float) -> float:
     """Return the size beyond which no gradient, and no square of one, is usable; `largest` is the largest number."""
-    return largest * LEAST_PROBE**2
+    return largest * MIN_PROBE**2
 
 
 def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
@@ -253,13 +266,43 @@ def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
     return strength * square_root(step_norm_sq / length)
 
 
+def mean_rate(along: Array, grad_norm_sq: Array) -> Array:
+    """Return the learning rate of a tensor: the mean over its coordinates, weighted by their squared gradients.
+
+    Args:
+        along: Σ step·∇ over the coordinates.
+        grad_norm_sq: Σ ∇².
+    """
+    return larger(along, 0 * along) / (grad_norm_sq + (grad_norm_sq == 0))
+
+
+def estimated_decay(totals: Totals, length: Array, samples: Array, rate: Array) -> Array:
+    """Return the decay d of a tensor in θ ← (θ − step) / (1 + d), where d = ηλ.
+
+    Args:
+        totals: of the tensor.
+        length: number of its coordinates.
+        samples: number of samples in the data; 0 if it is unknown, and then the decay is 0.
+        rate: learning rate of the tensor, as of `mean_rate`.
+    """
+    return rate * strength_of_decay(totals, length, samples)
+
+
+def strength_of_decay(totals: Totals, length: Array, samples: Array) -> Array:
+    """Return λ of a tensor by `networks.decay_strength`; see `estimated_decay` for the arguments."""
+    noise = larger(totals.grad_sq - totals.signal, 0 * totals.signal) / length
+    # weights that have shrunk to nothing would otherwise be held there by an ever stronger decay
+    rms = larger(totals.rms, MIN_RMS_SHARE * totals.scale)
+    return networks.decay_strength(noise, totals.curv / length, rms, samples)
+
+
 def distance_to_zero_loss(loss: Array, grad_norm_sq: Array, length: Array) -> Array:
     """Return the step per coordinate along the gradient that would bring a linear loss to zero.
 
     It is the length scale of parameters that are all zero.
     """
     slope = square_root(grad_norm_sq * length)
-    return abs(loss) / select(slope > LEAST_NORM, slope, LEAST_NORM)
+    return abs(loss) / select(slope > MIN_NORM, slope, MIN_NORM)
 
 
 def probe_seed(step: Any, index: int) -> Any:

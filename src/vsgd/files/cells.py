@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.linear.gate import LARGEST_VALUE
+from vsgd.linear.validation import LARGEST_VALUE
 
 WORD = re.compile(r"\w+")
 DATE = re.compile(

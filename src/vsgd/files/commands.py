@@ -34,11 +34,11 @@ from vsgd.files.storage import (
 )
 from vsgd.files.targets import SquaredDeviations, add_values, r_squared, reader_of
 from vsgd.linear import new_model
-from vsgd.linear.gate import MAX_COLUMNS
 from vsgd.linear.losses import EXPONENTIAL_LINK, LARGEST_LOG_MEAN
 from vsgd.linear.model import ROWS
 from vsgd.linear.probabilities import WITH_PROBABILITIES, probabilities
 from vsgd.linear.training import coefficients, mean_loss
+from vsgd.linear.validation import MAX_COLUMNS
 
 
 def source_of(arguments: argparse.Namespace) -> Source:

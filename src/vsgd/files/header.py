@@ -9,8 +9,8 @@ from vsgd.arguments import LARGEST_SEED
 from vsgd.files.settings import MAX_ALPHA, MAX_HASH_BITS, PENALTY_OF
 from vsgd.files.tables import MAX_NAME
 from vsgd.files.targets import MAX_CLASSES, MAX_TARGET, classes_of
-from vsgd.linear.gate import LARGEST_VALUE, MAX_COLUMNS
 from vsgd.linear.losses import CLASSIFICATION, REGRESSION
+from vsgd.linear.validation import LARGEST_VALUE, MAX_COLUMNS
 
 Holds = Callable[[Any], bool]
 """A predicate on the value of a field."""

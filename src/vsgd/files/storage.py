@@ -21,10 +21,10 @@ from vsgd.files.schema import Schema
 from vsgd.files.settings import PENALTY_OF
 from vsgd.files.sources import BLOCK
 from vsgd.linear import Model
-from vsgd.linear.gate import Expected, description_of
 from vsgd.linear.losses import CLASSIFICATION, EXPONENTIAL_LINK, REGRESSION, Task
 from vsgd.linear.model import aligned_zeros
 from vsgd.linear.penalties import penalty_weights
+from vsgd.linear.validation import Expected, description_of
 
 VERSION = 5
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from vsgd.files.cells import BadRow, finite, plain_float, shown
 from vsgd.files.sources import MAX_LINE, too_long
-from vsgd.jit import kept
-from vsgd.linear.gate import LARGEST_VALUE
+from vsgd.jit import cached_jit
+from vsgd.linear.validation import LARGEST_VALUE
 
 TAB, NEWLINE, RETURN, SPACE, COMMENT, PLUS, MINUS, POINT, ZERO, NINE, COLON, LARGE_E, SMALL_E, TILDE = (
     b"\t\n\r #+-.09:Ee~"
@@ -202,7 +202,7 @@ def parsed(block: bytes) -> Parsed:
         value_start=of_value[0],
         value_end=of_value[1],
     )
-    found = kept(parse)(np.frombuffer(block, np.uint8), out)
+    found = cached_jit(parse)(np.frombuffer(block, np.uint8), out)
     for e in np.flatnonzero(np.isnan(out.values[:found])).tolist():
         out.values[e] = float(block[out.value_start[e] : out.value_end[e]])
     too_large = np.flatnonzero(~(np.abs(out.values[:found]) <= LARGEST_VALUE))

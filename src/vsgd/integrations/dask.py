@@ -16,9 +16,10 @@ from typing import Any
 import distributed
 import numpy as np
 from dask.delayed import delayed
+from numpy.typing import ArrayLike
 from scipy import sparse
 
-from vsgd.sklearn.merging import fit_rounds
+from vsgd.sklearn.merging import Estimator, fit_rounds
 
 
 def stacked(blocks: Iterable[tuple[Any, Any]]) -> tuple[Any, Any]:
@@ -50,14 +51,14 @@ def apply(function: Callable[[int, Any, Any], Any], number: int, part: tuple[Any
 
 
 def fit(
-    estimator: Any,
+    estimator: Estimator,
     data: Any,
     *,
     target: str | None = None,
     rounds: int = 3,
-    classes: Any = None,
+    classes: ArrayLike | None = None,
     client: distributed.Client | None = None,
-) -> Any:
+) -> Estimator:
     """Train a linear model on the parts of a Dask collection.
 
         model = fit(VSGDClassifier(), frame, target="clicked")

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
+from numpy.typing import ArrayLike
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 
-from vsgd.sklearn.merging import fit_rounds
+from vsgd.sklearn.merging import Estimator, fit_rounds
 
 
 def run_on_partition(
@@ -33,7 +35,9 @@ def run_on_partition(
         yield pd.DataFrame({"number": [number], "result": [pickle.dumps(result)]})
 
 
-def fit(estimator: Any, frame: Any, *, target: str, rounds: int = 3, classes: Any = None) -> Any:
+def fit(
+    estimator: Estimator, frame: DataFrame, *, target: str, rounds: int = 3, classes: ArrayLike | None = None
+) -> Estimator:
     """Train a linear model on the partitions of a Spark data frame.
 
         model = fit(VSGDClassifier(), frame.cache(), target="clicked")

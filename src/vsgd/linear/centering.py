@@ -98,6 +98,7 @@ def list_centered(model: Model, task: Task, work: Workspace) -> None:
                 work.slot_of[j] = count
                 work.column[count] = j
                 work.center[count] = model.columns[j, CENTER]
+                work.scale_sq[count] = model.columns[j, SCALE_SQ]
                 count = np.uint32(count + np.uint32(1))
     work.centered[0] = count
 

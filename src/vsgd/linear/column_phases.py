@@ -14,7 +14,7 @@ from vsgd.core import curvature
 from vsgd.linear.evidence import deviations, sum_over_rows
 from vsgd.linear.kernel import update_column_max
 from vsgd.linear.losses import Task, slopes
-from vsgd.linear.minibatch import Workspace, add_sample, state_of
+from vsgd.linear.minibatch import Workspace, add_sample, outputs_of, state_of
 from vsgd.linear.model import BATCHES, COLUMN_MAX, CURVATURE, SEED, THETA, WEIGHT, Model
 from vsgd.linear.rows import scramble
 
@@ -28,7 +28,7 @@ def rescale_grown_columns(slots: int, work: Workspace) -> None:
     A column may contain rounding noise for a long time, and then real values: its θ was learned in another unit.
     """
     state = work.state
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     for k in range(outputs):
         for s in range(np.uint64(slots)):
             c = s * outputs + k
@@ -51,14 +51,30 @@ def choose_probes(coordinates: int, config: columns.Columns, work: Workspace) ->
         work.delta[c] = columns.probe(state_of(work, c), work.samples[c], work.state[COLUMN_MAX, c], config)
 
 
+def sum_over_block(i: int, k: Any, theta: Any, delta: Any, work: Workspace) -> tuple[float, float]:
+    """Return the sums of x θ and of |x| δ over the columns with a center, for output k of row i."""
+    outputs, centered = outputs_of(work), np.uint64(work.centered[0])
+    first = np.uint64(i) * (centered + np.uint64(1))
+    margin, norm = 0.0, 0.0
+    for s in range(centered):
+        x, c = work.block[first + s], s * outputs + k
+        margin += x * theta[c]
+        norm += abs(x) * delta[c]
+    return margin, norm
+
+
+vars(sum_over_block)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
+"""The sums may be taken in any order, so that the processor adds several numbers at a time."""
+
+
 def evaluate_rows(batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
     """Outputs of the rows, slopes of their losses, and Σ |x| δ over each row. Returns the total loss."""
     entry_slot, entry_value, theta, delta = work.entry_slot, work.entry_value, work.state[THETA], work.delta
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     loss = 0.0
     for i in range(len(batch)):
         for k in range(outputs):
-            margin, norm = 0.0, 0.0
+            margin, norm = sum_over_block(i, k, theta, delta, work)
             for e in range(work.row_end[i], work.row_end[i + 1]):
                 c = entry_slot[e] * outputs + k
                 margin += entry_value[e] * theta[c]
@@ -84,7 +100,7 @@ def probe_rows(
     In regression the unit is the mean residual, or that of the row if it is larger. Random signs depend on the seed,
     the minibatch, the row's position in it and the output alone.
     """
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     stream = np.uint64(model.progress[SEED]) + scramble(np.uint64(model.progress[BATCHES]))
     for i in range(len(batch)):
         size = unit
@@ -106,22 +122,28 @@ def floor_row_curvature(batch: Any, model: Model, weights: Any, config: columns.
     unit at every visit, although its gradient is almost zero.
     """
     for i in range(len(batch)):
-        for k in range(work.margin.shape[1]):
+        for k in range(outputs_of(work)):
             mean = weights[batch[i]] * model.sums[CURVATURE, k] / model.sums[WEIGHT, k]
             work.curvature[i, k] = max(work.curvature[i, k], config.row_curvature_floor * mean)
 
 
+def add_element(x: float, c: Any, slope: float, row_curvature: float, norm: float, work: Workspace) -> None:
+    """Add one element of a row to the sums of its coordinate; `norm` is Σ |x| δ over the row."""
+    others = max(0.0, norm - abs(x) * work.delta[c])
+    add_sample(work, c, slope * x, columns.column_curvature(row_curvature, x, work.state[COLUMN_MAX, c], others))
+
+
 def sum_moments(batch: Any, work: Workspace) -> None:
     """Sum the moments over the samples."""
-    outputs = np.uint64(work.margin.shape[1])
+    outputs, centered = outputs_of(work), np.uint64(work.centered[0])
     for i in range(len(batch)):
-        for e in range(work.row_end[i], work.row_end[i + 1]):
-            x = work.entry_value[e]
-            for k in range(outputs):
-                c = work.entry_slot[e] * outputs + k
-                others = max(0.0, work.row_probe_norm[i, k] - abs(x) * work.delta[c])
-                curv = columns.column_curvature(work.curvature[i, k], x, work.state[COLUMN_MAX, c], others)
-                add_sample(work, c, work.slope[i, k] * x, curv)
+        first = np.uint64(i) * (centered + np.uint64(1))
+        for k in range(outputs):
+            slope, row_curvature, norm = work.slope[i, k], work.curvature[i, k], work.row_probe_norm[i, k]
+            for s in range(centered):
+                add_element(work.block[first + s], s * outputs + k, slope, row_curvature, norm, work)
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                add_element(work.entry_value[e], work.entry_slot[e] * outputs + k, slope, row_curvature, norm, work)
 
 
 def measure(
@@ -137,7 +159,7 @@ def measure(
     """Sum gradients and curvatures over the samples; curvature is probed in the outputs. Returns the total loss."""
     rescale_grown_columns(slots, work)
     update_column_max(slots, work)
-    choose_probes(slots * work.margin.shape[1], config, work)
+    choose_probes(slots * len(work.outputs), config, work)
     loss = evaluate_rows(batch, targets, weights, task, work)
     if task.evidence and task.fresh:
         deviations(batch, weights, model, work)

@@ -11,13 +11,14 @@ that.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from vsgd.linear.losses import Task
-from vsgd.linear.minibatch import Workspace
+from vsgd.linear.minibatch import Workspace, outputs_of
 from vsgd.linear.model import (
     CALIBRATION,
-    CENTER,
     CURVATURE,
     FRESH_CURVATURE,
     FRESH_MARGIN,
@@ -55,7 +56,7 @@ FIXED_POINT_STEPS = 3
 def deviations(batch: Any, weights: Any, model: Model, work: Workspace) -> None:
     """Compute margins minus the mean margin of first visits, including this minibatch, in `work.deviation`."""
     sums = model.sums
-    for k in range(work.margin.shape[1]):
+    for k in range(outputs_of(work)):
         for i in range(len(batch)):
             sums[FRESH_WEIGHT, k] += weights[batch[i]]
             sums[FRESH_MARGIN, k] += weights[batch[i]] * work.margin[i, k]
@@ -69,7 +70,7 @@ def sum_over_rows(batch: Any, weights: Any, model: Model, task: Task, work: Work
     sums = model.sums
     for i in range(len(batch)):
         weight = weights[batch[i]]
-        for k in range(work.margin.shape[1]):
+        for k in range(outputs_of(work)):
             slope, curvature = work.slope[i, k], work.curvature[i, k]
             sums[CURVATURE, k] += curvature
             sums[WEIGHT, k] += weight
@@ -88,6 +89,18 @@ def distinct_rows(model: Model, task: Task) -> float:
     return float(task.data_rows if task.data_rows > 0 else model.progress[FRESH_ROWS])
 
 
+def effective_number(own: Any, strength: float) -> float:
+    """Return Σ o / (o + λ) over the information o of each coefficient."""
+    total = 0.0
+    for j in range(len(own)):
+        total += own[j] / (own[j] + strength)
+    return total
+
+
+vars(effective_number)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
+"""The sum may be taken in any order, so that the processor divides several numbers at a time."""
+
+
 def estimate_penalty(model: Model, task: Task) -> None:
     """Update λ and the calibration of each output.
 
@@ -99,6 +112,7 @@ def estimate_penalty(model: Model, task: Task) -> None:
     sums, table = model.sums, model.table
     rows = float(model.progress[ROWS])
     share = distinct_rows(model, task) / rows
+    own = np.empty(table.shape[0])
     for k in range(table.shape[2]):
         if not (sums[CURVATURE, k] > 0 and sums[RECENT_SLOPE_SQ, k] > 0):
             continue
@@ -106,19 +120,16 @@ def estimate_penalty(model: Model, task: Task) -> None:
         dispersion = sums[RECENT_SLOPE_SQ, k] / sums[RECENT_CURVATURE, k]
         sums[RECENT_SLOPE_SQ, k] *= 0.5  # the first steps may have slopes far larger than all later ones
         sums[RECENT_CURVATURE, k] *= 0.5
-        size = 0.0
+        size, varying = 0.0, 0
         for j in range(table.shape[0] - task.intercept):
             size += table[j, THETA, k] * table[j, THETA, k] * model.columns[j, SCALE_SQ]
+            own[varying] = information * table[j, SEEN, k]
+            varying += table[j, SEEN, k] > 0 and model.columns[j, SCALE_SQ] > 0
         if size == 0:
             continue
         strength = model.penalty[STRENGTH, k]
         for _ in range(FIXED_POINT_STEPS):
-            effective = 0.0
-            for j in range(table.shape[0] - task.intercept):
-                if table[j, SEEN, k] > 0 and model.columns[j, SCALE_SQ] > 0:
-                    own = information * table[j, SEEN, k]
-                    effective += own / (own + strength)
-            strength = dispersion * effective / size
+            strength = dispersion * effective_number(own[:varying], strength) / size
         model.penalty[STRENGTH, k] = strength
         if sums[FRESH_CURVATURE, k] > 0:
             error = SIGNIFICANT * sums[FRESH_SLOPE_SQ, k] ** 0.5
@@ -130,19 +141,41 @@ def estimate_penalty(model: Model, task: Task) -> None:
                 model.penalty[CALIBRATION, k] = min(calibration, model.penalty[CALIBRATION, k])
 
 
-def penalizes_rare(model: Model) -> bool:
-    """Return whether columns without a center have a penalty, because some output overfits."""
-    return bool(model.penalty[CALIBRATION].min() < 1.0)
+class Estimated(NamedTuple):
+    """The estimated penalty of one output in a minibatch.
+
+    Attributes:
+        strength: λ for a column that occurs in one of the rows visited so far.
+        limit: upper limit on the penalty in the unit of the column.
+        rare: the factor for columns without a center: 0 if the output does not overfit.
+        weight: the mean weight of a row.
+    """
+
+    strength: float
+    limit: float
+    rare: float
+    weight: float
 
 
-def evidence_l2(model: Model, task: Task, column: int, k: int, samples: float) -> float:
-    """Return the weight of ½θ² per sample with a non-zero value in the column. There were `samples` such samples."""
+def estimated_penalty(model: Model, task: Task, k: Any) -> Estimated:
+    """Return the penalty of output k, from the last estimates."""
     rows = float(model.progress[ROWS])
-    visits = samples * distinct_rows(model, task) / rows
-    l2 = model.penalty[STRENGTH, k] / visits
-    if model.columns[column, CENTER] == 0:
-        calibration = model.penalty[CALIBRATION, k]
-        l2 *= min(DISTRUST * (1.0 - calibration), 1.0) / (calibration * calibration)
-    l2 = min(l2, MAX_SHRINKAGE * model.sums[CURVATURE, k] / model.sums[WEIGHT, k])
-    mean_weight = model.sums[WEIGHT, k] / rows
-    return float(mean_weight * model.columns[column, SCALE_SQ] * l2)
+    calibration = model.penalty[CALIBRATION, k]
+    return Estimated(
+        strength=model.penalty[STRENGTH, k] * rows / distinct_rows(model, task),
+        limit=MAX_SHRINKAGE * model.sums[CURVATURE, k] / model.sums[WEIGHT, k],
+        rare=min(DISTRUST * (1.0 - calibration), 1.0) / (calibration * calibration),
+        weight=model.sums[WEIGHT, k] / rows,
+    )
+
+
+def evidence_l2(estimated: Estimated, factor: float, samples: float, scale_sq: float) -> float:
+    """Return the weight of ½θ² per sample that contains the column.
+
+    Args:
+        estimated: the penalty of the output.
+        factor: 1 for a column with a center, otherwise `estimated.rare`.
+        samples: the number of samples of the column so far.
+        scale_sq: the mean square of the column.
+    """
+    return estimated.weight * scale_sq * min(factor * estimated.strength / samples, estimated.limit)

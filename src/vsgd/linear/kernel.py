@@ -14,10 +14,19 @@ import numpy as np
 
 from vsgd.core import Moments, State
 from vsgd.linear.centering import is_refresh_due, list_centered, move_centers, observe
-from vsgd.linear.evidence import estimate_penalty, evidence_l2, penalizes_rare
+from vsgd.linear.evidence import estimate_penalty, estimated_penalty, evidence_l2
 from vsgd.linear.losses import POISSON, Task, slopes
-from vsgd.linear.minibatch import Workspace, gather, load, moments_of, set_moments, set_state, state_of, store
-from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SEEN, THETA, Model
+from vsgd.linear.minibatch import (
+    Workspace,
+    gather,
+    load,
+    moments_of,
+    outputs_of,
+    set_state,
+    state_of,
+    store,
+)
+from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SCALE_SQ, SEEN, THETA, Model
 from vsgd.linear.penalty import shifted, side_of_kink, stop_at_zero, with_l2
 from vsgd.linear.rows import Rows
 
@@ -28,7 +37,7 @@ MAX_LOG_STEP = 0.25
 def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
     """Add X · direction to the margins; slopes of the losses there, in `slope`. Returns the total loss."""
     entry_slot, entry_value = work.entry_slot, work.entry_value
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     loss = 0.0
     for i in range(len(batch)):
         for k in range(outputs):
@@ -43,7 +52,7 @@ def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task,
 def update_column_max(slots: int, work: Workspace) -> None:
     """Update the largest |x| of each column."""
     state = work.state
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     for k in range(outputs):
         for s in range(np.uint64(slots)):
             c = s * outputs + k
@@ -51,35 +60,41 @@ def update_column_max(slots: int, work: Workspace) -> None:
     work.column_max[:slots] = 0.0
 
 
-def average_moments(coordinates: int, work: Workspace) -> None:
-    """Turn sums over the samples into means."""
-    for c in range(np.uint64(coordinates)):
-        weight = 1.0 / work.samples[c]
-        total = moments_of(work, c)
-        set_moments(
-            work,
-            c,
-            Moments(total.grad * weight, total.grad_sq * weight, total.curv * weight, total.curv_sq * weight),
-        )
+def mean_moments(work: Workspace, c: Any) -> Moments:
+    """Return the means over the samples of a coordinate, with its L2 penalty."""
+    weight = 1.0 / work.samples[c]
+    total = moments_of(work, c)
+    mean = Moments(total.grad * weight, total.grad_sq * weight, total.curv * weight, total.curv_sq * weight)
+    return with_l2(mean, work.state[THETA, c], work.l2[c])
 
 
 def penalize(slots: int, model: Model, task: Task, work: Workspace) -> None:
-    """Add L2 penalties to the moments, and set the weights of L1 penalties; the intercept has none."""
-    outputs = np.uint64(work.margin.shape[1])
-    if task.l1 + task.l2 == 0 and not penalizes_rare(model):
-        slots = work.centered[0]
+    """Set the weights of fixed L1 and L2 penalties; the intercept has none."""
+    outputs = outputs_of(work)
     for s in range(np.uint64(slots)):
-        column = work.column[s]
-        has_penalty = column < len(work.slot_of) - 1 or not task.intercept
+        has_penalty = work.column[s] < len(work.slot_of) - 1 or not task.intercept
         for k in range(outputs):
             c = s * outputs + k
-            samples = work.state[SEEN, c] + work.samples[c]
-            inverse_frequency = model.progress[ROWS] / samples * has_penalty
+            inverse_frequency = model.progress[ROWS] / (work.state[SEEN, c] + work.samples[c]) * has_penalty
             work.l1[c] = task.l1 * inverse_frequency
-            l2 = task.l2 * inverse_frequency
-            if task.evidence and has_penalty:
-                l2 = evidence_l2(model, task, column, k, samples)
-            set_moments(work, c, with_l2(moments_of(work, c), work.state[THETA, c], l2))
+            work.l2[c] = task.l2 * inverse_frequency
+
+
+def penalize_by_evidence(slots: int, model: Model, task: Task, work: Workspace) -> None:
+    """Set the weights of estimated L2 penalties. That of the intercept is 0, since its mean square is."""
+    outputs, centered = outputs_of(work), np.uint64(work.centered[0])
+    for k in range(outputs):
+        estimated = estimated_penalty(model, task, k)
+        for s in range(centered):
+            c = s * outputs + k
+            work.l2[c] = evidence_l2(estimated, 1.0, work.state[SEEN, c] + work.samples[c], work.scale_sq[s])
+        for s in range(centered, np.uint64(slots)):
+            work.l2[s * outputs + k] = 0.0
+        if estimated.rare > 0:
+            for s in range(centered, np.uint64(slots)):
+                c = s * outputs + k
+                samples, scale_sq = work.state[SEEN, c] + work.samples[c], model.columns[work.column[s], SCALE_SQ]
+                work.l2[c] = evidence_l2(estimated, estimated.rare, samples, scale_sq)
 
 
 def limit_steps(batch: Any, coordinates: int, model: Model, work: Workspace) -> None:
@@ -88,9 +103,12 @@ def limit_steps(batch: Any, coordinates: int, model: Model, work: Workspace) -> 
     Behind an exponential link, a large move changes the curvature itself many times over.
     """
     flat = model.table.reshape(-1)
+    centered = np.uint64(work.centered[0])
     largest = 0.0
     for i in range(len(batch)):
-        moved = 0.0
+        moved, first = 0.0, np.uint64(i) * (centered + np.uint64(1))
+        for s in range(centered):
+            moved += work.block[first + s] * (work.state[THETA, s] - flat[work.theta_at[s]])
         for e in range(work.row_end[i], work.row_end[i + 1]):
             c = work.entry_slot[e]
             moved += work.entry_value[e] * (work.state[THETA, c] - flat[work.theta_at[c]])
@@ -114,8 +132,8 @@ def start_at_mean(batch: Any, targets: Any, weights: Any, model: Model) -> None:
 
 def average_iterates(slots: int, model: Model, work: Workspace) -> None:
     """Update the average of the iterates."""
-    outputs = work.margin.shape[1]
-    for s in range(slots):
+    outputs = outputs_of(work)
+    for s in range(np.uint64(slots)):
         column = work.column[s]
         for k in range(outputs):
             c = s * outputs + k
@@ -154,22 +172,24 @@ def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Call
                     observe(model, rows, batch)
                 is_first_of_pass = start == 0 and not task.fresh
                 if is_first_of_pass or is_refresh_due(model.progress[ROWS] - len(batch), model.progress[ROWS]):
-                    move_centers(model, task)
-                    list_centered(model, task, work)
+                    if is_first_of_pass or task.fresh:
+                        move_centers(model, task)
+                        list_centered(model, task, work)
                     if task.evidence:
                         estimate_penalty(model, task)
             if task.center and task.loss >= POISSON:
                 start_at_mean(batch, targets, weights, model)
             slots = gather(rows, batch, task.intercept, work)
-            coordinates = slots * model.table.shape[2]
+            coordinates = slots * len(work.outputs)
             load(slots, model.table, work)
             loss += measure(batch, slots, model, targets, weights, task, config, work)
-            average_moments(coordinates, work)
-            if task.l1 + task.l2 > 0 or task.evidence:
+            if task.evidence:
+                penalize_by_evidence(slots, model, task, work)
+            elif task.l1 + task.l2 > 0:
                 penalize(slots, model, task, work)
             if task.l1 > 0:
                 for c in range(np.uint64(coordinates)):
-                    theta, state, batch_mean = work.state[THETA, c], state_of(work, c), moments_of(work, c)
+                    theta, state, batch_mean = work.state[THETA, c], state_of(work, c), mean_moments(work, c)
                     side = side_of_kink(theta, state.mean.grad, work.l1[c])
                     slope = work.l1[c] * side
                     state = State(shifted(state.mean, slope), state.memory, state.seen)
@@ -181,7 +201,7 @@ def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Call
             else:
                 for c in range(np.uint64(coordinates)):
                     theta = work.state[THETA, c]
-                    theta, state, _ = update(theta, state_of(work, c), moments_of(work, c), work.samples[c], config)
+                    theta, state, _ = update(theta, state_of(work, c), mean_moments(work, c), work.samples[c], config)
                     set_state(work, c, theta, state)
             if task.center and task.loss >= POISSON:
                 limit_steps(batch, coordinates, model, work)

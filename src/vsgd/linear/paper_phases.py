@@ -13,13 +13,13 @@ from vsgd.algorithms import paper
 from vsgd.core import curvature
 from vsgd.linear.kernel import evaluate, update_column_max
 from vsgd.linear.losses import Task
-from vsgd.linear.minibatch import Workspace, add_sample, state_of
+from vsgd.linear.minibatch import Workspace, add_sample, outputs_of, state_of
 from vsgd.linear.model import THETA, Model
 
 
 def choose_probes(batch: Any, coordinates: int, config: paper.Paper, work: Workspace) -> None:
     """Compute the probe δ of each coordinate from its state and the mean gradient of the minibatch."""
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     work.delta[:coordinates] = 0.0
     for i in range(len(batch)):
         for e in range(work.row_end[i], work.row_end[i + 1]):
@@ -32,7 +32,7 @@ def choose_probes(batch: Any, coordinates: int, config: paper.Paper, work: Works
 
 def sum_moments(batch: Any, work: Workspace) -> None:
     """Sum the moments over the samples."""
-    outputs = np.uint64(work.margin.shape[1])
+    outputs = outputs_of(work)
     for i in range(len(batch)):
         for e in range(work.row_end[i], work.row_end[i + 1]):
             x = work.entry_value[e]
@@ -56,7 +56,7 @@ def measure(
     update_column_max(slots, work)
     work.margin[:] = 0.0
     loss = evaluate(work.state[THETA], batch, targets, weights, task, work, work.slope)
-    choose_probes(batch, slots * work.margin.shape[1], config, work)
+    choose_probes(batch, slots * len(work.outputs), config, work)
     evaluate(work.delta, batch, targets, weights, task, work, work.probed_slope)
     sum_moments(batch, work)
     return loss

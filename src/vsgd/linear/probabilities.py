@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 WITH_PROBABILITIES = ("log_loss", "modified_huber")
 """Losses whose margins determine probabilities."""
 
 
-def logistic(margins: Any) -> Any:
+def logistic(margins: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return 1 / (1 + exp(−margin)) without overflow."""
     tail = np.exp(-np.abs(margins))
     return np.where(margins >= 0, 1.0, tail) / (1.0 + tail)
 
 
-def probabilities(margins: Any, loss: str, softmax: bool) -> Any:
+def probabilities(margins: NDArray[np.float64], loss: str, softmax: bool) -> NDArray[np.float64]:
     """Return the probability of each class, samples × classes.
 
     Args:
@@ -26,7 +25,8 @@ def probabilities(margins: Any, loss: str, softmax: bool) -> Any:
     """
     if softmax:
         scaled = np.exp(margins - margins.max(axis=1, keepdims=True))
-        return scaled / scaled.sum(axis=1, keepdims=True)
+        softmax_probabilities: NDArray[np.float64] = scaled / scaled.sum(axis=1, keepdims=True)
+        return softmax_probabilities
     each = logistic(margins) if loss == "log_loss" else (np.clip(margins, -1, 1) + 1) / 2
     if each.shape[1] == 1:
         return np.hstack([1 - each, each])

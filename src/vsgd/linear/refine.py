@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.jit import kept
+from vsgd.jit import cached_jit
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.model import CENTER, THETA, Model
 from vsgd.linear.training import coefficients, margins_of, total_loss
@@ -134,15 +134,15 @@ def refine(model: Model, X: Any, targets: Any, weights: Any, task: Task) -> None
 
     def objective(theta: Any, margins: Any) -> float:
         size = l1 * np.abs(theta[:features]).sum() + l2 / 2 * np.square(theta[:features]).sum()
-        return float(kept(total_loss)(margins, targets, weights, task, slope) + size)
+        return float(cached_jit(total_loss)(margins, targets, weights, task, slope) + size)
 
     best = objective(theta, margins)
     for _ in range(MAX_STEPS):
         before = best
         for k in range(margins.shape[1]):
-            kept(fit_parabolas)(task, margins, targets, weights, k, unit, slope, rows)
+            cached_jit(fit_parabolas)(task, margins, targets, weights, k, unit, slope, rows)
             end, moved = theta[:, k].copy(), np.zeros(len(targets))
-            kept(descend)(table, rows, end, moved, l1, l2, task.intercept, 0.01 * IMPROVEMENT * best)
+            cached_jit(descend)(table, rows, end, moved, l1, l2, task.intercept, 0.01 * IMPROVEMENT * best)
             change = end - theta[:, k]
             for halvings in range(MAX_HALVINGS):
                 new, at = theta.copy(), margins.copy()

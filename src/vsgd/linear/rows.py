@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vsgd.jit import kept
-from vsgd.linear.gate import check_rows
+from vsgd.jit import cached_jit
+from vsgd.linear.validation import check_rows
 
 
 class Rows(NamedTuple):
@@ -126,10 +126,10 @@ def distinct(rows: Rows, targets: Any, weights: Any, columns: int) -> Distinct:
     )
     targets, weights = targets[given].astype(np.float64), weights[given]
     sizes = np.zeros(columns)
-    kept(find_column_max)(rows, sizes)
+    cached_jit(find_column_max)(rows, sizes)
     exact = targets.view(np.uint64).copy()
     rough = np.round(targets / (np.abs(targets).max() or 1) * 2.0**24).astype(np.int64).view(np.uint64)
-    kept(fingerprints)(rows, rows.data.astype(np.float64).view(np.uint64), sizes, exact, rough)
+    cached_jit(fingerprints)(rows, rows.data.astype(np.float64).view(np.uint64), sizes, exact, rough)
     order = np.lexsort([exact, rough])
     exact, rough = exact[order], rough[order]
     new = np.concatenate([[True], (exact[1:] != exact[:-1]) | (rough[1:] != rough[:-1])])

@@ -14,15 +14,15 @@ from vsgd.algorithms.base import require
 from vsgd.algorithms.columns import Columns
 from vsgd.algorithms.paper import Paper
 from vsgd.core import Moments
-from vsgd.jit import kept
+from vsgd.jit import cached_jit
 from vsgd.linear import column_phases, paper_phases
 from vsgd.linear.centering import most_centered
-from vsgd.linear.gate import check_all
 from vsgd.linear.kernel import pass_with
 from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CENTER, CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
+from vsgd.linear.validation import check_all
 
 COLUMN_PASS = pass_with(column_phases.measure, columns.update)
 PAPER_PASS = pass_with(paper_phases.measure, paper.update)
@@ -71,12 +71,16 @@ def join(model: Model, parts: list[Model]) -> None:
     model.progress[:] = parts[0].progress
 
 
-def train_on(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
+def train_on(
+    model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, is_checked: bool = False
+) -> float:
     """One pass over the rows in this order; the mean loss of the rows, each before its update.
 
-    The result does not depend on the number of threads.
+    The result does not depend on the number of threads. `is_checked`: whether an earlier pass had the same arguments,
+    but for the order of the rows.
     """
-    check_all(model, rows, order, targets, weights, training)
+    if not is_checked:
+        check_all(model, rows, order, targets, weights, training)
     return share_outputs(model, rows, order, targets, weights, training) / float(weights[order].sum())
 
 
@@ -85,7 +89,7 @@ def run_pass(
 ) -> float:
     """The compiled pass, in the thread that calls; the total loss."""
     by_columns = isinstance(training.options, Columns)
-    run = kept(COLUMN_PASS if by_columns else PAPER_PASS)
+    run = cached_jit(COLUMN_PASS if by_columns else PAPER_PASS)
     task = training.task._replace(first_output=first_output, center=by_columns and training.task.intercept)
     centered = most_centered(model, rows) if task.center else 0
     space = workspace(rows, model.table.shape[0], model.table.shape[2], training.batch_size, centered)
@@ -148,7 +152,7 @@ def total_loss(margins: Any, targets: Any, weights: Any, task: Task, slope: Any)
 
 def mean_loss(margins: Any, targets: Any, weights: Any, task: Task) -> float:
     """Return the mean loss at these margins, samples × outputs."""
-    return float(kept(total_loss)(margins, targets, weights, task, np.empty_like(margins)) / weights.sum())
+    return float(cached_jit(total_loss)(margins, targets, weights, task, np.empty_like(margins)) / weights.sum())
 
 
 class Patience:

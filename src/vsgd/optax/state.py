@@ -37,7 +37,7 @@ class Numbers(NamedTuple):
     """Samples so far."""
     weight: Array
     """Weight with which the parameters, the newest iterate, enter the average."""
-    bend: Array
+    curvature_penalty: Array
     """½ (θ−θ̄)ᵀ|H|(θ−θ̄), as it was at the last probe."""
     window: Array
     advantage: Array

@@ -159,17 +159,17 @@ def update_numbers(
         off = w.rotate(offsets(w))
         return (abs(curv.astype(off.dtype)) * off * off).sum() / 2
 
-    bend = lax.cond(
+    curvature_penalty = lax.cond(
         due,
         lambda: total(penalty(w, each.mean.curv) for w, each in zip(work, learned, strict=True)),
-        lambda: numbers.bend,
+        lambda: numbers.curvature_penalty,
     )
     products = total((w.group.join(w.plain_grad) * w.group.join(offsets(w))).sum() for w in work)
     averaging, progress = networks.update_window_and_horizon(
-        numbers.averaging, numbers.progress, products, bend, value, step, config
+        numbers.averaging, numbers.progress, products, curvature_penalty, value, step, config
     )
     weight = strategy_of(config).averaging_weight(numbers.seen, numbers.window, config)
-    return Numbers(numbers.seen, weight, bend, *averaging, *progress)
+    return Numbers(numbers.seen, weight, curvature_penalty, *averaging, *progress)
 
 
 def moves(w: Local, step: Array, strength: Any) -> list[Array]:

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import compute_class_weight
 from sklearn.utils.metaestimators import available_if
@@ -19,6 +20,7 @@ from vsgd.algorithms.paper import Paper
 from vsgd.linear import CLASSIFICATION, Training
 from vsgd.linear.probabilities import WITH_PROBABILITIES, probabilities
 from vsgd.sklearn import fitting, merging
+from vsgd.sklearn.fitting import Matrix, RandomState
 
 
 def has_probabilities(estimator: Any) -> bool:
@@ -70,7 +72,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     True
     """
 
-    classes_: Any
+    classes_: NDArray[Any]
 
     @fitting.refuses_schedules
     def __init__(
@@ -92,7 +94,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         class_weight: dict[Any, float] | str | None = None,
         warm_start: bool = False,
         average: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         n_jobs: int | None = None,
         verbose: int = 0,
         options: Columns | Paper | None = None,
@@ -118,7 +120,7 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
         self.options = options
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDClassifier:
+    def fit(self, X: Matrix, y: ArrayLike, sample_weight: ArrayLike | None = None) -> VSGDClassifier:
         """Train on all samples, in several passes.
 
         Args:
@@ -144,7 +146,9 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fitting.fit_epochs(self, X, *self._samples(X, y, sample_weight), self._outputs(), self._training())
         return self
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> VSGDClassifier:
+    def partial_fit(
+        self, X: Matrix, y: ArrayLike, classes: ArrayLike | None = None, sample_weight: ArrayLike | None = None
+    ) -> VSGDClassifier:
         """Train on the samples once, in the given order.
 
         Args:
@@ -178,26 +182,28 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             fitting.fit_once(self, X, *self._samples(X, y, sample_weight), self._outputs(), self._training())
         return self
 
-    def decision_function(self, X: Any) -> Any:
+    def decision_function(self, X: Matrix) -> NDArray[np.float64]:
         """Return the margin of each sample; with more than two classes, samples × classes."""
         margins = fitting.predict_margins(self, X)
         return margins[:, 0] if margins.shape[1] == 1 else margins
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Matrix) -> NDArray[Any]:
         """Return the most likely class of each sample."""
         margins = fitting.predict_margins(self, X)
         best = (margins[:, 0] > 0).astype(int) if margins.shape[1] == 1 else margins.argmax(axis=1)
-        return self.classes_[best]
+        labels: NDArray[Any] = self.classes_[best]
+        return labels
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
-    def predict_proba(self, X: Any) -> Any:
+    def predict_proba(self, X: Matrix) -> NDArray[np.float64]:
         """Return the probability of each class, samples × classes. Needs the log loss or the modified Huber loss."""
         return probabilities(fitting.predict_margins(self, X), self.loss, self._softmax())
 
     @available_if(has_probabilities)  # type: ignore[untyped-decorator]
-    def predict_log_proba(self, X: Any) -> Any:
+    def predict_log_proba(self, X: Matrix) -> NDArray[np.float64]:
         """Return the logarithm of `predict_proba`."""
-        return np.log(self.predict_proba(X))
+        logarithms: NDArray[np.float64] = np.log(self.predict_proba(X))
+        return logarithms
 
     @classmethod
     def merge(cls, models: Iterable[VSGDClassifier], base: VSGDClassifier | None = None) -> VSGDClassifier:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from joblib import cpu_count, effective_n_jobs
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state, check_scalar
@@ -28,6 +29,12 @@ from vsgd.linear.refine import refine
 from vsgd.linear.training import Patience, coefficients, margins_of, mean_loss, mostly_learns, orders
 
 cores = functools.cache(cpu_count)
+
+Matrix: TypeAlias = ArrayLike | sparse.sparray | sparse.spmatrix
+"""Samples × features, dense or sparse."""
+
+RandomState: TypeAlias = int | np.random.RandomState | None
+"""A seed, a generator, or None for the global generator of NumPy."""
 
 
 @contextlib.contextmanager
@@ -170,7 +177,7 @@ def fit_epochs(estimator: Any, X: Any, targets: Any, weights: Any, outputs: int,
     for epoch, order in enumerate(passes, start=1):
         estimator.n_iter_ = epoch
         task = training.task._replace(fresh=fresh and epoch == 1, data_rows=len(learn_from))
-        loss = train_on(model, rows, order, targets, merged, replace(training, task=task))
+        loss = train_on(model, rows, order, targets, merged, replace(training, task=task), is_checked=epoch > 1)
         if estimator.early_stopping:
             at = margins_of(X[held_out], coefficients(model, training.task))
             loss = mean_loss(at, targets[held_out], merged[held_out], training.task)
@@ -216,12 +223,13 @@ def publish(estimator: Any, model: Model, training: Training) -> None:
     estimator.rates_ = learning_rates(model, training.options)[:features].T.copy()
 
 
-def predict_margins(estimator: Any, X: Any) -> Any:
+def predict_margins(estimator: Any, X: Matrix) -> NDArray[np.float64]:
     """Return X times coefficients plus intercept, samples × outputs."""
     check_is_fitted(estimator, "coef_")
     X = validate_data(estimator, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
     product = X @ estimator.coef_.T
-    return (product.toarray() if sparse.issparse(product) else product) + estimator.intercept_
+    margins: NDArray[np.float64] = (product.toarray() if sparse.issparse(product) else product) + estimator.intercept_
+    return margins
 
 
 def sparsify(estimator: Any) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
 from sklearn.utils import check_random_state, shuffle
 from sklearn.utils.validation import check_is_fitted
@@ -15,6 +16,13 @@ from sklearn.utils.validation import check_is_fitted
 from vsgd.linear.merging import merge as merge_models
 from vsgd.linear.model import ROWS
 from vsgd.sklearn import fitting
+from vsgd.sklearn.fitting import Matrix
+
+if TYPE_CHECKING:
+    from vsgd.sklearn.classifier import VSGDClassifier
+    from vsgd.sklearn.regressor import VSGDRegressor
+
+Estimator = TypeVar("Estimator", "VSGDClassifier", "VSGDRegressor")
 
 NOT_COMPARED = {
     "early_stopping",
@@ -106,7 +114,9 @@ def mean_loss(learners: Sequence[Any], rows_before: int) -> float:
     return float(np.average([learner.loss_curve_[-1] for learner in learners], weights=rows))
 
 
-def fit_rounds(estimator: Any, each_part: EachPart, *, rounds: int, classes: Any = None) -> Any:
+def fit_rounds(
+    estimator: Estimator, each_part: EachPart, *, rounds: int, classes: ArrayLike | None = None
+) -> Estimator:
     """Train on all parts in parallel and merge the models, several times.
 
     Args:
@@ -138,10 +148,17 @@ def fit_rounds(estimator: Any, each_part: EachPart, *, rounds: int, classes: Any
         losses.append(mean_loss(learners, 0 if base is None else base.model_.progress[ROWS]))
         model = type(estimator).merge(learners, base=base)
     model.loss_curve_ = losses
-    return model.set_params(random_state=estimator.random_state)
+    fitted: Estimator = model.set_params(random_state=estimator.random_state)
+    return fitted
 
 
-def fit_parts(estimator: Any, parts: Sequence[tuple[Any, Any]], *, rounds: int = 3, classes: Any = None) -> Any:
+def fit_parts(
+    estimator: Estimator,
+    parts: Sequence[tuple[Matrix, ArrayLike]],
+    *,
+    rounds: int = 3,
+    classes: ArrayLike | None = None,
+) -> Estimator:
     """Train on parts of the data that are in memory, and merge the models after each pass.
 
     The result is bit-for-bit that of `vsgd.integrations.dask.fit` and `vsgd.integrations.spark.fit` on the same parts.

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight
 
@@ -14,6 +15,7 @@ from vsgd.algorithms.paper import Paper
 from vsgd.linear import REGRESSION, Training
 from vsgd.linear.losses import EXPONENTIAL_LINK, LARGEST_LOG_MEAN
 from vsgd.sklearn import fitting, merging
+from vsgd.sklearn.fitting import Matrix, RandomState
 
 
 class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -55,7 +57,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         validation_fraction: float = 0.1,
         warm_start: bool = False,
         average: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
         n_jobs: int | None = None,
         verbose: int = 0,
         options: Columns | Paper | None = None,
@@ -81,7 +83,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
         self.options = options
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
+    def fit(self, X: Matrix, y: ArrayLike, sample_weight: ArrayLike | None = None) -> VSGDRegressor:
         """Train on all samples, in several passes.
 
         Args:
@@ -101,7 +103,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             fitting.fit_epochs(self, X, *self._samples(X, y, sample_weight), 1, self._training())
         return self
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> VSGDRegressor:
+    def partial_fit(self, X: Matrix, y: ArrayLike, sample_weight: ArrayLike | None = None) -> VSGDRegressor:
         """Train on the samples once, in the given order. Arguments as in `fit`."""
         self._check()
         with fitting.all_or_nothing(self):
@@ -109,7 +111,7 @@ class VSGDRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             fitting.fit_once(self, X, *self._samples(X, y, sample_weight), 1, self._training())
         return self
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: Matrix) -> NDArray[Any]:
         """Return the prediction for each sample; with the Poisson and Gamma losses, the mean."""
         margins = fitting.predict_margins(self, X)[:, 0]
         return np.exp(np.minimum(margins, LARGEST_LOG_MEAN)) if self.loss in EXPONENTIAL_LINK else margins

@@ -80,7 +80,7 @@ def rotate(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards: b
     if left is not None:
         target = out if right is None else half
         q = left.flatten(0, 1)
-        shape = len(q), -1, stack.shape[2]
+        shape = q.shape[0], -1, stack.shape[2]
         torch.bmm(q if backwards else q.mT, values.view(shape), out=target.view(shape))
         values = half
     if right is not None:

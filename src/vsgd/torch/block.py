@@ -100,7 +100,17 @@ class Block(Protocol):
 
 def rates_of(group: Group) -> Rates:
     """Return the settings of a group that scale its learning rates."""
-    return Rates(float(group["lr"]), float(Progress(*group["progress"]).horizon))
+    return Rates(
+        lr=float(group["lr"]),
+        horizon=float(Progress(*group["progress"]).horizon),
+        weight_decay=float(group["weight_decay"]),
+        advantage=float(group["averaging"][1]),
+    )
+
+
+def estimates_decay(group: Group) -> bool:
+    """Return whether weight decay is estimated: the steps per epoch are known, and no strength is set."""
+    return group["steps_per_epoch"] is not None and float(group["weight_decay"]) == 0
 
 
 def signature(parameters: Sequence[Tensor]) -> list[Any]:

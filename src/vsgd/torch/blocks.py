@@ -150,8 +150,10 @@ class Blocks:
         devices = {norm.device for norm in norms}
         overall = {device: torch.stack([each.to(device) for each in sums]).sum() / size for device in devices}
         for ((_, strategy, config), coordinates), norm in zip(dense, norms, strict=True):
-            scale, mean_sq = coordinates.total_columns().scale, norm / lengths_of(coordinates)
-            scale.copy_(strategy.length_scale(scale, mean_sq, overall[norm.device], least, config))
+            columns, mean_sq = coordinates.total_columns(), norm / lengths_of(coordinates)
+            columns.rms.copy_(mean_sq.sqrt())
+            scale = strategy.length_scale(columns.scale, mean_sq, overall[norm.device], least, config)
+            columns.scale.copy_(scale)
 
 
 def check_numbers(updates: list[Update], losses: list[Tensor], pending: list[Any]) -> tuple[BatchChecks, list[float]]:
@@ -238,10 +240,11 @@ def learning_coordinates(parameter: Tensor, state: ParamState, group: Group) -> 
         return TableBlock(parameter, {parameter: dict(state)}, group, rule).coordinates_of(rows)
     part, shards = local_of(parameter.detach()), shards_of([parameter]) if len(rows) else None
     size = len(rows) * part.numel()
+    statistics: dict[str, Any] = {name: local_of(state[name]).reshape(-1)[:size] for name in STATISTICS}
     return Coordinates(
         theta=part.to(precision(parameter.dtype)).reshape(-1)[:size],
         average=None,
-        **{name: local_of(state[name]).reshape(-1)[:size] for name in STATISTICS},
+        **statistics,
         seen=state["seen"][: len(rows)],
         totals=state["totals"][None][: len(rows)],
         lengths=(part.numel(),) * len(rows),

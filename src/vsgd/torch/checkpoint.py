@@ -1,4 +1,4 @@
-"""What a saved state must be before anything of it is loaded: every key, shape, type and range is checked first."""
+"""Checks of a saved state: every key, shape, type and range is checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vsgd.algorithms.networks import Progress
-from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, strategy_of
+from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, Totals, strategy_of
 from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
 
 
 def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
-    """A state dictionary for parameters in these groups; ValueError if it is of others, of an earlier version, damaged.
+    """Return the content of a state dictionary for parameters in these groups. Raise ValueError if it does not fit.
 
     Every tensor is copied as it is, since the base class would round it.
     """
@@ -93,7 +93,7 @@ def refused(why: str) -> ValueError:
 
 
 def copied(key: str, value: Tensor) -> Tensor:
-    """The same numbers; the precision of counts and sums does not depend on that of the parameter."""
+    """Return a copy. The precision of counts and sums does not depend on that of the parameter."""
     dtype = sum_dtype(value.device) if key in ("seen", "steps", "totals") else value.dtype
     return value.detach().to(dtype, copy=True)
 
@@ -110,10 +110,10 @@ def size_of(params: Any) -> int | None:
 
 
 def check_options(group: dict[str, Any], place: int) -> None:
-    """Every option of a group must be there and possible; others, as those of schedulers, may be there too."""
+    """Refuse a group that lacks an option or has an impossible one. Further options, as of schedulers, are allowed."""
     kinds = {**dict.fromkeys(COUNTS, is_count), **dict.fromkeys(SETTINGS, is_setting)}
     kinds |= {**dict.fromkeys(NUMBERS, is_number), "maximize": is_truth, "averaging": is_averaging}
-    kinds |= {"progress": is_progress}
+    kinds |= {"progress": is_progress, "steps_per_epoch": is_steps_per_epoch}
     for name, is_possible in kinds.items():
         if name not in group:
             raise refused(f"the state was saved by vsgd 0.2 or earlier, or is damaged: group {place} has no {name!r}")
@@ -130,15 +130,20 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Is this finite? A tensor of one number is a number, too, as a learning rate may be."""
+    """Return whether this is a finite number, or a tensor of one, as a learning rate may be."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and value.dtype in DTYPES and not value.is_meta and bool(value.isfinite())
     return isinstance(value, int | float) and not is_truth(value) and abs(value) <= sys.float_info.max
 
 
 def is_setting(value: Any) -> bool:
-    """Is this a number that is not negative, and that float32 can square?"""
+    """Return whether this is a number that is not negative and that float32 can square."""
     return is_number(value) and bool(0 <= value <= UNLIMITED)
+
+
+def is_steps_per_epoch(value: Any) -> bool:
+    """Return whether `value` is None or a number of steps."""
+    return value is None or (is_number(value) and bool(1 <= value <= MAX_COUNT))
 
 
 def is_averaging(value: Any) -> bool:
@@ -166,7 +171,7 @@ def are_numbers(value: Any, length: int) -> bool:
 
 
 def algorithm_of(saved: dict[str, Any], place: int) -> Config:
-    """The constants of a group, which must be all that its algorithm has."""
+    """Return the constants of a group. All constants of its algorithm must be there."""
     constants = dict(saved)
     kind = ALGORITHMS.get(str(constants.pop("name", None)))
     if kind is None:
@@ -185,14 +190,14 @@ def algorithm_of(saved: dict[str, Any], place: int) -> Config:
 
 
 def corrections_of(saved: Any) -> dict[str, Correction]:
-    """Of running statistics. A state that was put together by others, as that of shards, may have none."""
+    """Return the corrections of running statistics. A state put together by others, such as shards, may have none."""
     if not is_dict(saved) or not all(is_correction(each) for each in saved.values()):
         raise refused("the state is damaged: 'statistics' must be three tensors of finite numbers for each layer")
     return {str(key): Correction(*(each.detach().clone() for each in found)) for key, found in saved.items()}
 
 
 def is_correction(found: Any) -> bool:
-    """A shift, a factor that is not negative, and a trust between 0 and 1."""
+    """Return whether this is a shift, a factor that is not negative, and a trust between 0 and 1."""
     if size_of(found) != len(Correction._fields) or any(shape_of(each) is None for each in found):
         return False
     shift, factor, trust = found
@@ -236,7 +241,7 @@ def check_state(state: Any, parameter: Tensor, name: Any) -> None:
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """None for what is no ordinary tensor of real numbers."""
+    """Return the shape of an ordinary tensor of real numbers; None for anything else."""
     if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided or value.dtype not in DTYPES:
         return None
     return tuple(value.shape)
@@ -259,7 +264,7 @@ def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
 
 
 def adds_up(state: ParamState) -> bool:
-    """Are the totals of a dense parameter the sums of its statistics, and the other two lengths?
+    """Return whether the totals of a dense parameter are the sums of its statistics, and the others in their ranges.
 
     Of a sharded one this process has a part of the statistics only.
     """
@@ -269,18 +274,20 @@ def adds_up(state: ParamState) -> bool:
     grad, grad_sq, curv, curv_sq = (state[key].detach().to(dtype) for key in STATISTICS[:4])
     sums = torch.stack([part.sum() for part in (grad_sq, grad.square(), curv.abs(), curv_sq)])
     totals = state["totals"].detach().to(sums)
-    return bool(((sums - totals[:4]).abs() <= SUM_TOLERANCE * sums).all() and (totals[4:] <= UNLIMITED).all())
+    lengths, momentum = totals[4:7], Totals(*totals).momentum
+    are_sums = ((sums - totals[:4]).abs() <= SUM_TOLERANCE * sums).all()
+    return bool(are_sums and ((lengths >= 0) & (lengths <= UNLIMITED)).all() and 0 <= momentum <= 1)
 
 
 def has_memory(state: ParamState) -> bool:
-    """τ ≥ 1, but in rows of a table that were never touched."""
+    """Return whether τ ≥ 1, except in rows of a table that were never touched."""
     memory, seen = local_of(state["memory"].detach()), state["seen"].detach().to(state["memory"].device)
     untouched = (seen == 0).view(-1, *[1] * (memory.dim() - 1)) if seen.numel() > 1 else memory < memory
     return bool(((memory >= 1) | untouched).all())
 
 
 def is_basis(q: Tensor, cov: Tensor) -> bool:
-    """Is QᵀQ = 1, and no covariance larger than the largest variance?"""
+    """Return whether QᵀQ = 1 and no covariance is larger than the largest variance."""
     q, cov = (each.detach().to(sum_dtype(each.device)) for each in (q, cov))
     off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     variances = cov.diagonal(dim1=-2, dim2=-1)

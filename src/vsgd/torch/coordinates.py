@@ -109,6 +109,21 @@ class Rates(NamedTuple):
     """Factor on all rates."""
     horizon: float
     """Number of steps that rates are optimal for."""
+    weight_decay: float = 0.0
+    """λ of AdamW; 0 leaves weight decay to the estimate."""
+    advantage: float = 0.0
+    """`Averaging.advantage`: how much better the average of the iterates is than the newest."""
+
+
+class Motion(NamedTuple):
+    """Numbers per segment for moving iterates and their average."""
+
+    decay: Any
+    """d in θ ← (θ − step) / (1 + d)."""
+    weight: Any
+    """Weight with which new iterates enter the average."""
+    momentum: Any
+    """Factor on θ − θ̄, which is added to the iterates."""
 
 
 class LearnInputs(NamedTuple):
@@ -122,8 +137,8 @@ class LearnInputs(NamedTuple):
     lr: float
     writes_curvature: bool
     """Whether the averages of the curvature change."""
-    weight: Any = None
-    """Weight per segment with which new iterates enter the average, if steps are taken at once."""
+    motion: Motion | None = None
+    """How iterates move, if steps are taken at once."""
 
 
 class Engine(Protocol):
@@ -148,11 +163,14 @@ class Engine(Protocol):
     ) -> tuple[Tensor | None, Any]:
         """Update the statistics. Return the step of every coordinate, and sums per segment: see `SUMS`.
 
-        If the inputs have a `weight`, steps are taken, too, and None is returned in their place; see `moves_at_once`.
+        If the inputs have a `motion`, steps are taken, too, and None is returned in their place; see `moves_at_once`.
         """
 
-    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:
-        """Let θ ← (θ − step) / (1 + decay), and the average follow with `weight`; both per segment.
+    def dots(self, a: Tensor, b: Tensor, coordinates: Coordinates) -> Any:
+        """Return Σ a·b per segment, over all processes."""
+
+    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, motion: Motion) -> Any:
+        """Let θ ← (θ − step + momentum (θ − θ̄)) / (1 + decay), and the average follow.
 
         Return ∇·(θ − θ̄) per segment, as it was before. All are in the parameters' own coordinates.
         """

@@ -17,7 +17,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import Config, probe_seed
 from vsgd.eigenbasis import Basis, is_covariance_step, is_refresh_step
 from vsgd.torch.basis import Stack, basis_of, refresh, rotate, stack_bases, stack_key, update_covariances
-from vsgd.torch.block import Group, Report, Update, rates_of, signature
+from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
 from vsgd.torch.coordinates import Coordinates, Workspace, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import is_sharded, like, local_of, shards_of
@@ -31,10 +31,6 @@ SIDE_FIELDS = tuple(f"{side}_{part}" for side in SIDES for part in ("basis", "co
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which products are not cast, even if the user trains within autocast."""
     return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
-
-
-def to_dense(grad: Tensor) -> Tensor:
-    return grad.to_dense() if grad.is_sparse else grad
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -59,6 +55,7 @@ class DenseBlock:
         self._signature = signature(parameters)
         self._is_coarse = first.dtype != dtype
         self._is_sharded = any(map(is_sharded, parameters))
+        self._is_matrix = torch.tensor([p.dim() > 1 for p in parameters], device="cpu")
         lengths = tuple(part.numel() for part in self._parts)
 
         def flat(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -190,7 +187,7 @@ class DenseBlock:
                 place = stack.coordinates
                 rotate(stack, flat[place], half[place], out[place], backwards)
         end = self._stacks[-1].coordinates.stop
-        if end < len(flat):
+        if end < flat.numel():
             out[end:].copy_(flat[end:])
         return out
 
@@ -231,9 +228,10 @@ class DenseBlock:
         seen, counts = engine.numbers(self.coordinates.seen), engine.numbers(batch.counts)
         weight = strategy.averaging_weight(seen, group["averaging"][0], config) * (counts > 0)
         rotation = (self._into_buffer, self._back_to_buffer) if self._stacks else None
-        decay = float(group["weight_decay"])
+        # biases and scales of normalization layers, which are vectors, do not decay
+        samples = self._is_matrix * batch.counts * group["steps_per_epoch"] if estimates_decay(group) else None
         moved = learn_and_move(
-            self.coordinates, batch, update.delta, rates_of(group), decay, weight, self.rule, rotation
+            self.coordinates, batch, update.delta, rates_of(group), weight, samples, self.rule, rotation
         )
         self._update_bases(batch.plain_grad, batch.counts)
         group["samples"] = max(batch.counts.tolist()) or group["samples"]

@@ -1,4 +1,4 @@
-"""What the optimizer has found out: rates, memory and noise of each tensor, and the batch size worth using."""
+"""Diagnosis of the optimizer: rates, memory and noise of each tensor, and the batch size worth using."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import ROUNDING, strategy_of
+from vsgd.algorithms.strategy import ROUNDING, strategy_of, strength_of_decay
 from vsgd.core import variance
 from vsgd.torch.basis import describe
-from vsgd.torch.block import rates_of
+from vsgd.torch.block import estimates_decay, rates_of
 from vsgd.torch.blocks import engine_for, learning_coordinates
+from vsgd.torch.coordinates import Coordinates, spread
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
+from vsgd.torch.state import is_table
 from vsgd.torch.update import learning_rates, rule_of
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ class TensorInfo(NamedTuple):
     """ḡ² / σ² of a single sample."""
     outliers: float
     """The share of coordinates that found the last minibatch unusual."""
+    weight_decay: float
+    """Estimated strength λ of the penalty ½λ‖θ‖², in the unit of the curvature; 0 if it is not estimated."""
+    effective_parameters: float
+    """γ = Σ h / (h + λ): the number of coordinates that the data determine."""
 
 
 class Diagnosis(NamedTuple):
@@ -75,15 +81,16 @@ class Diagnosis(NamedTuple):
 
     @property
     def batch_worth_using(self) -> float:
-        """How many times the present batch: larger ones mostly repeat themselves, smaller ones are mostly noise."""
+        """Noise scale in present batches: larger ones mostly repeat themselves, smaller ones are mostly noise."""
         return self.noise_scale / self.samples_per_step
 
     def __str__(self) -> str:
-        titles = ("rate: 5 %", "median", "95 %", "memory", "signal/noise", "outliers", "  coordinates")
+        titles = ("rate: 5 %", "median", "95 %", "memory", "signal/noise", "outliers", "decay λ", "γ", "  coordinates")
         width = max(28, *(len(t.name) + 2 for t in self.tensors)) if self.tensors else 28
         lines = [
             f"{t.name:<{width}}{t.rate.low:>13.2g}{t.rate.median:>13.2g}{t.rate.high:>13.2g}{t.memory.median:>13.1f}"
-            f"{t.signal_to_noise.median:>13.2g}{t.outliers:>13.1%}  {t.basis}"
+            f"{t.signal_to_noise.median:>13.2g}{t.outliers:>13.1%}"
+            f"{t.weight_decay:>13.2g}{t.effective_parameters:>13.0f}  {t.basis}"
             for t in self.tensors
         ]
         head = f"{'tensor':<{width}}" + "".join(f"{title:>13}" for title in titles)
@@ -126,6 +133,7 @@ def diagnose(
             block = learning_coordinates(parameter, states[parameter], group)
             rule, state = rule_of(engine_for(parameter.device), config), block.state(block.seen)
             sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
+            strength, curv = decay_strengths(parameter, states[parameter], block, group), state.mean.curv.abs()
             variance_sum += float(sigma_sq.sum())
             signal_sum += float((state.mean.grad**2).sum())
             norms_sq.append(float(state.mean.grad_sq.sum()))
@@ -138,6 +146,8 @@ def diagnose(
                     memory=_quantiles(state.memory),
                     signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
                     outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),
+                    weight_decay=float(strength.mean()) if len(strength) else 0.0,
+                    effective_parameters=float((curv / (curv + spread(strength, block) + (curv == 0))).sum()),
                 )
             )
     scale = noise_scale(Noise(variance_sum, signal_sum))
@@ -157,6 +167,17 @@ def diagnose(
         state_bytes=sum(local_of(value).nbytes for state in states.values() for value in state.values()),
         buffer_bytes=buffer_bytes,
     )
+
+
+def decay_strengths(parameter: Tensor, state: dict[str, Tensor], block: Coordinates, group: dict[str, Any]) -> Tensor:
+    """Return the estimated strength of weight decay of each segment; 0 if it is not estimated."""
+    totals = block.total_columns()
+    if not estimates_decay(group) or parameter.dim() < 2:
+        return torch.zeros_like(totals.rms)
+    samples = block.seen / max(1, group["steps"]) if is_table(state) else torch.full_like(totals.rms, group["samples"])
+    samples = samples.to(totals.rms) * group["steps_per_epoch"]
+    strength: Tensor = strength_of_decay(totals, torch.tensor(block.whole_lengths).to(totals.rms), samples)
+    return strength
 
 
 def _quantiles(values: Tensor) -> Quantiles:
@@ -197,7 +218,7 @@ class TensorBoard:
 
 
 def plot(diagnosis: Diagnosis) -> Figure:
-    """Rates, memory and signal-to-noise of every tensor: the median, and the span of nine coordinates in ten."""
+    """Plot rates, memory and signal-to-noise of every tensor: the median, and the span of nine coordinates in ten."""
     from matplotlib.figure import Figure
 
     shown = [tensor for tensor in diagnosis.tensors if tensor.coordinates]

@@ -13,7 +13,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import Config, Totals
 from vsgd.eigenbasis import Basis, back
 from vsgd.torch.basis import basis_of
-from vsgd.torch.block import Group, Report, Update, rates_of, signature
+from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
 from vsgd.torch.coordinates import Coordinates, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.moments import RowMoments, Sampling
@@ -137,7 +137,10 @@ class TableBlock:
         means = {name: values[name].to(dtype).mean() * width for name in ("grad_sq", "signal", "curv", "curv_sq")}
         mean_sq, zero = theta.to(dtype).square().mean(), theta.new_zeros((), dtype=dtype)
         scale = strategy.length_scale(zero, mean_sq, mean_sq, zero, config)
-        return torch.stack(Totals(**means, probe_size=strategy.probe_size(scale, config), scale=scale))
+        probe_size = strategy.probe_size(scale, config)
+        return torch.stack(
+            Totals(**means, probe_size=probe_size, scale=scale, rms=mean_sq.sqrt(), momentum=zero, agreement=zero)
+        )
 
     def _put(self, target: Tensor, rows: Tensor, values: Tensor) -> None:
         target.index_copy_(0, rows, values.view(len(rows), *target.shape[1:]).to(target.dtype))
@@ -174,8 +177,10 @@ class TableBlock:
         assert rows is not None
         seen, counts = engine.numbers(coordinates.seen), engine.numbers(batch.counts)
         weight = strategy.row_averaging_weight(seen, counts, config)
-        decay, rates = float(self.group["weight_decay"]), rates_of(self.group)
-        moved = learn_and_move(coordinates, batch, update.delta, rates, decay, weight, self.rule, None)
+        samples = None
+        if estimates_decay(self.group):  # a row has as many samples as its share of the steps so far
+            samples = coordinates.seen * (self.group["steps_per_epoch"] / (self.group["steps"] + 1))
+        moved = learn_and_move(coordinates, batch, update.delta, rates_of(self.group), weight, samples, self.rule, None)
         self._store(rows, coordinates)
         return Report(0.0, None, {self.parameter: moved.outliers.sum()})
 

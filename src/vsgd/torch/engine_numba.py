@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import TensorContext, random_bit
+from vsgd.algorithms.networks import TensorContext, add_momentum, random_bit
 from vsgd.algorithms.strategy import Config, Strategy, limited_step
 from vsgd.core import Moments, State, descend, ema, measured_curvature
-from vsgd.jit import kept
+from vsgd.jit import cached_jit
 from vsgd.torch.coordinates import (
     CURV,
     CURV_SQ,
@@ -32,6 +32,7 @@ from vsgd.torch.coordinates import (
     BatchMoments,
     Coordinates,
     LearnInputs,
+    Motion,
     are_equal,
 )
 from vsgd.torch.distributed import summed
@@ -96,7 +97,13 @@ class NumbaEngine:
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         plan = plan_of(coordinates)
         sums = np.empty(len(plan.pieces))
-        on_threads(kept(norm_loop), plan.pieces, values.numpy(), sums)
+        on_threads(cached_jit(norm_loop), plan.pieces, values.numpy(), sums)
+        return per_segment(sums, plan.pieces, plan, coordinates)
+
+    def dots(self, a: Tensor, b: Tensor, coordinates: Coordinates) -> Any:
+        plan = plan_of(coordinates)
+        sums = np.empty(len(plan.pieces))
+        on_threads(cached_jit(dot_loop), plan.pieces, a.numpy(), b.numpy(), sums)
         return per_segment(sums, plan.pieces, plan, coordinates)
 
     def probe(
@@ -124,10 +131,10 @@ class NumbaEngine:
     def learn(
         self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
     ) -> tuple[Tensor | None, Any]:
-        batch, delta, context, lr, writes_curvature, weight = inputs
+        batch, delta, context, lr, writes_curvature, motion = inputs
         plan, counts = plan_of(coordinates), batch.counts.numpy()
         dtype, nothing = plan.theta.dtype, plan.nothing
-        several, moves, is_complete = batch.grad_sq is not None, weight is not None, counts.all()
+        several, moves, is_complete = batch.grad_sq is not None, motion is not None, counts.all()
         pieces = plan.pieces if is_complete else pieces_of(coordinates.lengths, tuple(counts > 0))
         steps = None if moves else self._memory_for_steps(coordinates)
         if steps is not None and not is_complete:
@@ -149,7 +156,7 @@ class NumbaEngine:
             plan.memory,
             tuple([nothing if part is None else part.numpy() for part in parts]),
             nothing if delta is None else delta.numpy(),
-            np.array((coordinates.seen.numpy(), counts, *context, *([weight] if moves else ())), dtype),
+            np.array((coordinates.seen.numpy(), counts, *context, *(motion or ())), dtype),
             dtype.type(lr),
             in_precision(config, dtype),
             nothing if steps is None else steps.numpy(),
@@ -163,11 +170,13 @@ class NumbaEngine:
         workspace, theta = coordinates.workspace, coordinates.theta
         return torch.empty_like(theta) if workspace is None else workspace.buffer("steps", theta)
 
-    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:
+    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, motion: Motion) -> Any:
         plan = plan_of(coordinates)
         sums = np.zeros(len(plan.pieces))
-        segments = np.array([decay, weight], plan.theta.dtype)
-        on_threads(kept(move_loop), plan.pieces, plan.theta, plan.average, steps.numpy(), grad.numpy(), segments, sums)
+        segments = np.array(motion, plan.theta.dtype)
+        on_threads(
+            cached_jit(move_loop), plan.pieces, plan.theta, plan.average, steps.numpy(), grad.numpy(), segments, sums
+        )
         return per_segment(sums, plan.pieces, plan, coordinates)
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
@@ -191,8 +200,11 @@ class NumbaEngine:
 def are_same(held: list[Tensor], weights: list[Tensor]) -> bool:
     """Return whether parameters hold these weights; False also if they have another precision or are on a device."""
     try:
-        return all(map(torch.equal, held, weights))
-    except RuntimeError:
+        if len(held) > 1:
+            return all(map(torch.equal, held, weights))
+        # NumPy compares a large tensor in half the time
+        return held[0].dtype == weights[0].dtype and np.array_equal(held[0].detach().numpy(), weights[0].numpy())
+    except (RuntimeError, TypeError):
         return False
 
 
@@ -303,6 +315,21 @@ def norm_loop(first: int, last: int, pieces: Any, values: Any, sums: Any) -> Non
         sums[piece] = total_sq(values[pieces[piece, 1] : pieces[piece, 2]], identity)
 
 
+def dot_loop(first: int, last: int, pieces: Any, a: Any, b: Any, sums: Any) -> None:
+    """Σ a·b of the pieces."""
+    for piece in range(first, last):
+        begin, end = pieces[piece, 1], pieces[piece, 2]
+        sums[piece] = total_product(a[begin:end], b[begin:end])
+
+
+def total_product(a: Any, b: Any) -> Any:
+    """Σ a·b over a piece."""
+    result = a[0] * b[0]
+    for i in range(1, len(a)):
+        result += a[i] * b[i]
+    return result
+
+
 def total_abs(values: Any, load: Callable[..., Any]) -> Any:
     """Sum of absolute values over a piece."""
     result = abs(load(values[0]))
@@ -320,7 +347,7 @@ def total_along(grad: Any, theta: Any, average: Any) -> Any:
 
 
 # any order will do within a piece, and that of the processor's lanes is the fastest
-for _function in (total, total_sq, total_abs, total_along):
+for _function in (total, total_sq, total_abs, total_along, total_product):
     vars(_function)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
 
 
@@ -363,7 +390,7 @@ def make_probe_loop(probe: Callable[..., Any], load: Callable[..., Any], is_rand
 @functools.cache
 def probe_loop(probe: Callable[..., Any], compact: bool, is_random: bool) -> Callable[..., None]:
     """Return the compiled loop for a probe, the precision of the statistics (compact: bfloat16), and its signs."""
-    return kept(make_probe_loop(probe, widen if compact else identity, is_random))
+    return cached_jit(make_probe_loop(probe, widen if compact else identity, is_random))
 
 
 def make_learn_loop(
@@ -414,7 +441,7 @@ def make_learn_loop(
             # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
             me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]
             th, av = theta[begin:end], average[begin:end]
-            weight, no_decay = segments[-1, segment], segments.dtype.type(0)
+            decay, weight, momentum = segments[-3, segment], segments[-2, segment], segments[-1, segment]
             penalties = np.empty(len(th) if moves and probed else 0, theta.dtype)
             gr, gr_sq = means[0][begin:end], means[1][begin:end]
             cu, cu_sq = curvs[0][begin:end], curvs[1][begin:end]
@@ -442,7 +469,7 @@ def make_learn_loop(
                     if probed:
                         offset = th[i] - av[i]
                         penalties[i] = abs(load_curv(cu[i])) * offset * offset
-                    moved = descend(th[i], step, no_decay)
+                    moved = descend(th[i], add_momentum(step, th[i], av[i], momentum), decay)
                     av[i] = ema(av[i], moved, weight)
                     th[i] = moved
                 else:
@@ -466,7 +493,7 @@ def make_learn_loop(
 def learn_loop(learn: Callable[..., Any], compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
     """The loop for an algorithm, the precision of its state (compact: bfloat16), and what there is in a minibatch."""
     conversions = {True: (widen, narrow), False: (identity, identity)}
-    return kept(make_learn_loop(learn, *conversions[compact], *conversions[compact_curv], *flags))
+    return cached_jit(make_learn_loop(learn, *conversions[compact], *conversions[compact_curv], *flags))
 
 
 def move_loop(
@@ -475,11 +502,14 @@ def move_loop(
     """Descend by the steps and average the iterates. Sums are ∇·(θ − θ̄) before that."""
     for piece in range(first, last):
         segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
-        decay, weight = segments[0, segment], segments[1, segment]
+        decay, weight, momentum = segments[0, segment], segments[1, segment], segments[2, segment]
         th, av, st = theta[begin:end], average[begin:end], steps[begin:end]
         if len(av):
             sums[piece] = total_along(grad[begin:end], th, av)
-        for i in range(len(th)):
-            th[i] = descend(th[i], st[i], decay)
-        for i in range(len(av)):
-            av[i] = ema(av[i], th[i], weight)
+            for i in range(len(th)):
+                moved = descend(th[i], add_momentum(st[i], th[i], av[i], momentum), decay)
+                av[i] = ema(av[i], moved, weight)
+                th[i] = moved
+        else:
+            for i in range(len(th)):
+                th[i] = descend(th[i], st[i], decay)

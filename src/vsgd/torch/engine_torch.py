@@ -18,7 +18,7 @@ from vsgd.algorithms import networks
 from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.strategy import Config, Strategy, limited_step
 from vsgd.core import Moments, descend, ema, measured_curvature
-from vsgd.torch.coordinates import BatchMoments, Coordinates, LearnInputs, lengths_on, spread
+from vsgd.torch.coordinates import BatchMoments, Coordinates, LearnInputs, Motion, lengths_on, spread
 from vsgd.torch.distributed import summed
 
 PIECE = 1024
@@ -33,6 +33,9 @@ class TorchEngine:
 
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         return sums_of(values.to(coordinates.totals.dtype).square(), coordinates)
+
+    def dots(self, a: Tensor, b: Tensor, coordinates: Coordinates) -> Any:
+        return sums_of(a.to(coordinates.totals.dtype) * b, coordinates)
 
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
@@ -70,15 +73,15 @@ class TorchEngine:
         values = [new.mean.grad_sq, new.mean.grad**2, abs(new.mean.curv), new.mean.curv_sq, outliers]
         return steps, sums_of(torch.stack(values), coordinates).T
 
-    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, decay: Any, weight: Any) -> Any:
+    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, motion: Motion) -> Any:
         theta, average = coordinates.theta, coordinates.average
-        own_decay, own_weight = spread_all((decay, weight), coordinates)
-        products = torch.zeros_like(coordinates.totals[:, 0])
-        if average is not None:
-            products = sums_of(grad * (theta - average), coordinates)
-        theta.copy_(descend(theta, steps, own_decay))
-        if average is not None:
-            average.copy_(ema(average, theta, own_weight))
+        decay, weight, momentum = spread_all(motion, coordinates)
+        if average is None:
+            theta.copy_(descend(theta, steps, decay))
+            return torch.zeros_like(coordinates.totals[:, 0])
+        products = sums_of(grad * (theta - average), coordinates)
+        theta.copy_(descend(theta, networks.add_momentum(steps, theta, average, momentum), decay))
+        average.copy_(ema(average, theta, weight))
         return products
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -10,49 +10,28 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from vsgd.algorithms.strategy import distance_to_zero_loss
 from vsgd.torch.basis import flop_counter
-from vsgd.torch.companions import used_by
+from vsgd.torch.closures import NotRepeatable, check_loss, check_probe_was_seen, check_repeatable, remedy, warn
 from vsgd.torch.distributed import (
     DifferenceError,
     PeerError,
     Processes,
     check_averaged,
     evaluate_on_all_ranks,
+    is_sharded,
     local_of,
     reduce_checks,
 )
-from vsgd.torch.frameworks import check_accumulation, remedy, warn
 from vsgd.torch.per_sample import Recorder
-from vsgd.torch.replay import FORWARD_OUTSIDE, Closure, Replay, Saving
+from vsgd.torch.process import used_by
+from vsgd.torch.replay import Closure, Replay, Saving
 
 MIN_GRADIENT = 1e-15
 """Squares of smaller gradients vanish in float32."""
 
-NO_CLOSURE = """VSGD may need a second gradient of the same batch, so it takes a function that computes the loss:
-
-    opt.minimize(lambda: F.cross_entropy(model(x), y))    # instead of loss.backward() and opt.step()
-
-or, to change gradients before the step (clipping, for example):
-
-    def closure():
-        opt.zero_grad()
-        loss = ...
-        loss.backward()
-        return loss
-
-    opt.step(closure)"""
-
-NOT_REPEATABLE = (
-    "the closure does not compute the same {what} twice at the same weights ({values}). Usual causes: data are drawn "
-    "inside the closure, random numbers come from NumPy, Python or a torch.Generator of your own, or a hidden state is "
-    "carried on from call to call. Draw data and noise before the step, outside the closure."
-)
-
-OTHER_GRADIENTS = (
-    "the parameters have gradients from a backward() outside the closure, which a step would discard. To accumulate, "
-    "pass the micro-batches as a list, opt.step([closure, closure, ...]); if these gradients are not needed, call "
-    "opt.zero_grad() before the step."
-)
+RECHECK_INTERVAL = 1000
+"""The closure is checked for repeatability in the first two steps and then once in this many."""
 
 TINY_GRADIENT = (
     "the norm of the gradient is {norm:.2g}; below 1e-15, squares of gradients vanish in float32 and nothing is "
@@ -69,23 +48,6 @@ class NotFinite(Exception):
     """A loss or gradient was infinite or NaN, so the step is skipped."""
 
 
-def check_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
-    """One closure or several, as a list; a TypeError that shows one otherwise."""
-    closures = list(closure) if isinstance(closure, Sequence) else [closure]
-    if not closures or not all(callable(each) for each in closures):
-        raise TypeError(NO_CLOSURE + remedy())
-    check_accumulation(len(closures))
-    return closures  # type: ignore[return-value]
-
-
-def check_loss(loss: Any) -> None:
-    if not isinstance(loss, Tensor):
-        text = f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor"
-        raise TypeError(text + (remedy() if loss is None else ""))
-    if loss.numel() != 1:
-        raise ValueError(f"the closure returned a loss of shape {tuple(loss.shape)}; take its mean or sum")
-
-
 class Evaluation(NamedTuple):
     """What one call of a closure gave."""
 
@@ -93,44 +55,6 @@ class Evaluation(NamedTuple):
     grads: dict[Tensor, Tensor]
     """The gradient of each parameter that has one, unscaled."""
     recording: Any
-
-
-class NotRepeatable(RuntimeError):
-    """A closure did not compute the same loss or gradient twice."""
-
-
-def check_repeatable(first: Evaluation, again: Evaluation) -> None:
-    """Two evaluations at the same weights must agree, up to the rounding of parallel sums."""
-    loss, other = float(first.loss), float(again.loss)
-    if not abs(loss - other) <= 1e-3 * abs(loss) + 1e-12:
-        raise NotRepeatable(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
-    if first.grads.keys() != again.grads.keys():
-        raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values="other parameters have one"))
-    longest = max(float(grad.norm()) for grad in first.grads.values())
-    for parameter, here in first.grads.items():
-        off, size = float(difference(here, again.grads[parameter]).norm()), float(here.norm())
-        tolerance = 0.1 if parameter.dtype in (torch.float16, torch.bfloat16) else 0.01
-        # a gradient that is zero but for rounding, as that of a bias before BatchNorm, differs by all of it
-        if not off <= tolerance * size + 1e-6 * longest + 1e-12:
-            raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
-
-
-def difference(here: Tensor, there: Tensor) -> Tensor:
-    """Return the difference of two gradients. That of two sparse ones is sparse: a table may be large."""
-    return here - there if here.is_sparse == there.is_sparse else here.to_dense() - there.to_dense()
-
-
-def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
-    """Where neither loss nor gradient changes at all, the closure did not use the probed parameters."""
-
-    def values(evaluation: Evaluation) -> list[Tensor]:
-        return [grad.coalesce().values() if grad.is_sparse else grad for grad in evaluation.grads.values()]
-
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in first.grads):
-        return  # a small probe may vanish in rounding
-    same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
-    if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
-        raise RuntimeError(FORWARD_OUTSIDE)
 
 
 class Run:
@@ -143,11 +67,16 @@ class Run:
         groups: list[dict[str, Any]],
         recorder: Recorder | None,
         processes: Processes,
+        is_first: bool,
     ):
         self._scaler, self._groups, self._recorder = scaler, groups, recorder
         self.parameters = [p for group in groups for p in group["params"]]
         self.processes = processes
         """Processes that train the same model, with the facts that must be equal in all of them."""
+        self.is_first = is_first
+        """Whether no parameter has state yet."""
+        self.companions = ExitStack()
+        """Contexts in which the networks of other optimizers hold their iterates, until the step ends."""
         self.replays = [Replay(closure, set(self.parameters)) for closure in closures]
         self.first: list[Evaluation] = []
         """Evaluations at the iterates. Their losses become the mean over all processes once numbers are checked."""
@@ -165,20 +94,19 @@ class Run:
         """Mean loss of the first evaluations."""
         return self.first[0].loss if len(self.first) == 1 else torch.stack([e.loss for e in self.first]).mean()
 
-    def evaluate(self, candidates: list[Any], known: Any, companions: ExitStack) -> list[Evaluation]:
-        """Evaluate the closures at the iterates.
+    def evaluate(self, candidates: list[Any], known: Any) -> list[Evaluation]:
+        """Evaluate the closures at the iterates, those of companions included.
 
-        Networks of companions hold their iterates, too, until `companions` is closed. The evaluations are repeated
-        where they show that a closure uses an optimizer that was not known to be a companion.
+        The evaluations are repeated where they show that a closure uses an optimizer that was not known to be a
+        companion.
 
         Args:
             candidates: optimizers that may be companions.
             known: those that are known to be; what is found is added.
-            companions: holds the contexts in which companions show their iterates.
         """
         watched = [p for other in candidates for p in other.parameter_set()]
         for other in known.intersection(candidates):
-            companions.enter_context(other.iterates())
+            self.companions.enter_context(other.iterates())
         while True:
             self.first = [self._evaluate(partial(replay.first, watched)) for replay in self.replays]
             others = [other for other in candidates if other not in known]
@@ -189,9 +117,29 @@ class Run:
             for replay in reversed(self.replays):
                 replay.rewind()
             for other in found:
-                companions.enter_context(other.iterates())
+                self.companions.enter_context(other.iterates())
         self._gradients = [p.grad for p in self.parameters]
         return self.first
+
+    def check_closures(self, optimizer: Any) -> float | None:
+        """Check in the first two steps, and now and then, that closures repeat themselves.
+
+        Return the floating-point operations of a gradient, if this is the first step.
+        """
+        steps = self._groups[0]["steps"]
+        if self.is_first:
+            return self._check_first_step(optimizer)
+        if steps == 1 or steps % RECHECK_INTERVAL == 0:
+            self._check_again(optimizer, list(self.first))
+        return None
+
+    def evaluate_at_probe(self) -> list[Evaluation]:
+        """Evaluate the closures at the probed parameters. In the first step, check that they use these."""
+        second = self.evaluate_again()
+        if self.is_first:
+            with self.processes.sharing_errors("check of the probe"):
+                check_probe_was_seen(self.first[0], second[0])
+        return second
 
     def evaluate_again(self, record: bool = True) -> list[Evaluation]:
         """Evaluate the closures once more, without a trace but for the gradients of the parameters."""
@@ -221,6 +169,20 @@ class Run:
             replay.rewind()
         for parameter, grad in zip(self.parameters, self._before, strict=True):
             parameter.grad = grad
+
+    def distance_to_zero_loss(self) -> float:
+        """Return the length scale of parameters that are all zero.
+
+        All processes use the mean loss, and the gradient of process 0, which may be sharded over all.
+        """
+        evaluation = self.first[0]
+        squares = {p: float(grad.norm()) ** 2 for p, grad in evaluation.grads.items()}
+        sharded = sum(square for p, square in squares.items() if is_sharded(p))
+        numbers = float(evaluation.loss), sum(squares.values()) - sharded, sharded
+        rows = self.processes.numbers("distance to zero loss", *numbers)
+        norm_sq = rows[0][1] + sum(row[2] for row in rows)
+        loss = sum(row[0] for row in rows) / len(rows)
+        return float(distance_to_zero_loss(loss, norm_sq, sum(p.numel() for p in evaluation.grads)))
 
     def give_up(self, optimizer: Any) -> NoReturn:
         """Skip this step. The scaler, if there is one, would see the gradients of the last evaluation only."""
@@ -260,7 +222,7 @@ class Run:
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
-    def check_first_step(self, optimizer: Any) -> float:
+    def _check_first_step(self, optimizer: Any) -> float:
         """Check that the closures repeat themselves. Return the floating-point operations of a gradient."""
         local = list(self.first)
         self.check_finite(self.first, optimizer)
@@ -277,13 +239,12 @@ class Run:
         except RuntimeError:
             repeated = False
         if not self.processes.all("check of the closures", repeated):
-            self.check_again(optimizer, local)  # compiled code draws other random numbers than the same uncompiled
+            self._check_again(optimizer, local)  # compiled code draws other random numbers than the same uncompiled
         check_averaged(self.processes, self.first[0])
         return self.processes.mean("number of operations", float(counter.get_total_flops()))
 
-    def check_again(self, optimizer: Any, local: list[Evaluation] | None = None) -> None:
-        """Check that closures repeat themselves: raise in the first two steps, warn later."""
-        local = list(self.first) if local is None else local
+    def _check_again(self, optimizer: Any, local: list[Evaluation]) -> None:
+        """Check that closures repeat their `local` evaluations: raise in the first two steps, warn later."""
         self.check_finite(self.first, optimizer)
         difference = self._difference(local, self.evaluate_again(record=False), optimizer)
         if self._groups[0]["steps"] > 1:
@@ -300,11 +261,6 @@ class Run:
         usable, _ = reduce_checks(self.processes, evaluations, all(bool(n.isfinite()) for n in numbers), False)
         if not usable:
             self.give_up(optimizer)
-
-    def check_probe(self, second: list[Evaluation]) -> None:
-        """Raise if the second evaluations did not use the probed parameters."""
-        with self.processes.sharing_errors("check of the probe"):
-            check_probe_was_seen(self.first[0], second[0])
 
     def _difference(self, first: list[Evaluation], again: list[Evaluation], optimizer: Any) -> NotRepeatable | None:
         """Return the error of a closure that gave something else in another evaluation at the same weights."""

@@ -72,7 +72,7 @@ class Minibatch:
         self._first, self._second = first[0].grads, Grads()
 
     def counts_rows(self, parameter: Tensor, grad: Tensor) -> bool:
-        return has_rows(parameter) and grad.is_sparse
+        return grad.is_sparse and has_rows(parameter)
 
     def dense(self, block: DenseBlock) -> BatchMoments:
         grads = [self._first.get(p) for p in block.parameters]
@@ -155,7 +155,7 @@ class MicroBatches:
         self._processes = processes
 
     def counts_rows(self, parameter: Tensor, grad: Tensor) -> bool:
-        return has_rows(parameter) and grad.is_sparse
+        return grad.is_sparse and has_rows(parameter)
 
     def dense(self, block: DenseBlock) -> BatchMoments:
         hits = [self._hits(p) for p in block.parameters]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import ReferenceType, WeakSet, ref
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -15,43 +15,51 @@ from torch.optim import Optimizer
 from vsgd.algorithms.base import require
 from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
-from vsgd.algorithms.strategy import Config, distance_to_zero_loss, strategy_of
+from vsgd.algorithms.strategy import Config, strategy_of
 from vsgd.torch.averaging import PendingReports
 from vsgd.torch.batchnorm import BatchNormStatistics
 from vsgd.torch.block import Update
 from vsgd.torch.blocks import Blocks, apply_all, blank_state, check_numbers, noise_of, probe_is_due
 from vsgd.torch.checkpoint import checked
-from vsgd.torch.companions import Turns, check_unshared, is_last_to_step, next_turn, trained_in_turn
-from vsgd.torch.devices import read_numbers
+from vsgd.torch.closures import LeftGradients, check_closures, check_loss
 from vsgd.torch.diagnostics import Diagnosis, diagnose
 from vsgd.torch.distributed import (
+    Agreement,
     Processes,
     Replicas,
-    checksum,
-    contents_of,
-    facts_of,
     is_sharded,
     processes_of,
     raised_by_all,
     reduce_checks,
 )
-from vsgd.torch.evaluation import OTHER_GRADIENTS, Evaluation, NotFinite, Run, check_closures, check_loss
-from vsgd.torch.frameworks import remedy
+from vsgd.torch.evaluation import Evaluation, NotFinite, Run
 from vsgd.torch.interrupts import DeferredSignals, interruptible
 from vsgd.torch.moments import MicroBatches, Minibatch, RowSamples, RowSettings, Sampling
 from vsgd.torch.noise import Noise, StepNoise, observe
-from vsgd.torch.parameters import check_initialized, check_listed_once, check_parameters
 from vsgd.torch.per_sample import Recorder
-from vsgd.torch.process import register
+from vsgd.torch.process import (
+    Iterates,
+    Turns,
+    check_unshared,
+    is_last_to_step,
+    next_turn,
+    register,
+    trained_in_turn,
+)
 from vsgd.torch.replay import Closure
-from vsgd.torch.settings import LearningRateWatch, Rows, check_sampling, check_settings
+from vsgd.torch.settings import (
+    LearningRateWatch,
+    Rows,
+    check_initialized,
+    check_listed_once,
+    check_parameters,
+    check_sampling,
+    check_settings,
+)
 from vsgd.torch.state import FORMAT, ParamState, is_table
 
 PATIENCE = 10
 """Steps in a row that may be skipped because a number was not finite."""
-
-RECHECK_INTERVAL = 1000
-"""The closure is checked for repeatability in the first two steps and then once in this many."""
 
 IN_USE = (
     "step() was called during step() of the same optimizer: in its closure, or in another thread. Call step() after it "
@@ -76,6 +84,9 @@ class VSGD(Optimizer):
         lr: a factor on the learning rates, for schedules or for groups that learn more slowly. Not needed.
         weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
             for the step Δ of each tensor.
+        steps_per_epoch: number of steps in which all training data are seen once: `len(loader)`, divided by the number
+            of micro-batches per step. Weight decay is then estimated for each matrix, from the noise of its
+            gradients; see `info`. Leave it out for data that are seen once. A `weight_decay` above 0 replaces it.
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
         per_sample: the model, or `Rows(model, ...)`. Every row of the minibatch is then a sample, as in the paper;
             otherwise the minibatch is one sample.
@@ -98,16 +109,10 @@ class VSGD(Optimizer):
     _reports: PendingReports
     _lr_watch: LearningRateWatch
     _noise: Noise
-    _left: dict[Tensor, tuple[ReferenceType[Tensor], int]]
-    """Gradients that the last step has left, with their versions."""
     _in_use: bool
     """Whether a step is running."""
     _is_damaged: bool
     """Whether an update has begun and has not ended. After an error in it this stays so."""
-    _changes: list[Any]
-    """Whether weights were set since the last step: for each block a bool, or a tensor on a device."""
-    _compared: bool
-    """Whether the weights and states of all processes have been compared since they were set from outside."""
     last_loss: Tensor | None
     """The loss that the last `step` returned, for wrappers whose `step` returns None. None before the first step."""
     step_noise: StepNoise | None
@@ -119,6 +124,7 @@ class VSGD(Optimizer):
         lr: float = 1.0,
         weight_decay: float = 0.0,
         *,
+        steps_per_epoch: float | None = None,
         algorithm: Config = NETWORKS,
         per_sample: nn.Module | Rows | None = None,
         compact: bool = False,
@@ -139,6 +145,7 @@ class VSGD(Optimizer):
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
+            "steps_per_epoch": steps_per_epoch,
             "algorithm": algorithm,
             "maximize": maximize,
             "steps": 0,
@@ -196,25 +203,17 @@ class VSGD(Optimizer):
             The loss as it was before the step; with micro-batches or several processes, their mean.
         """
         with DeferredSignals(), torch.no_grad():
-            with self._transaction(check_closures(closure), scaler) as run, ExitStack() as companions:
-                first = run.evaluate(trained_in_turn(self), self._companions, companions)
-                starting = self._check_closures(run)
-                sampling = self._sampling(run, first)
+            with self._transaction(check_closures(closure), scaler) as run:
+                run.evaluate(trained_in_turn(self), self._companions)
+                self._check_closures(run)
+                sampling = self._sampling(run)
                 updates = self._collect(run, sampling)
                 second = None
                 if self._probe_is_due(run, updates):
-                    indices = {p: k for k, p in enumerate(self._parameters())}
-                    updates = [update.block.probe(update, indices) for update in updates]
-                    second = run.evaluate_again()
-                    if starting:
-                        run.check_probe(second)
-                if sampling.finish(second, self._blocks):
-                    updates = [update.block.complete(update, sampling) for update in updates]
-                    self._check_numbers(run, updates, second or [])
-                run.restore_gradients()
-                self._lr_watch.see_step(self.param_groups)
+                    updates = self._probe(updates)
+                    second = run.evaluate_at_probe()
+                updates = self._complete(run, updates, sampling, second)
                 self._update_batchnorm(run)
-                run.unscale(self)
                 self._apply(run, updates)
             return self.last_loss
 
@@ -260,13 +259,14 @@ class VSGD(Optimizer):
             try:
                 if not was_open:
                     self._open()
-                yield run
+                with run.companions:
+                    yield run
                 self._blocks.close()
                 taken, self._is_damaged = True, False
             except NotFinite:
                 self._restore(states, flops)
                 run.undo()
-                self._remember_gradients()
+                self._left.remember(self._parameters())
                 self._skip(run.first[0].loss)
             except BaseException as error:
                 if not taken:
@@ -278,7 +278,7 @@ class VSGD(Optimizer):
             finally:
                 if was_open:
                     self._open()
-            self._remember_gradients()
+            self._left.remember(self._parameters())
             self.turns = next_turn(self.turns)
             self.last_loss = run.loss
         finally:
@@ -289,13 +289,14 @@ class VSGD(Optimizer):
         parameters = self._parameters()
         check_initialized(parameters)
         if is_last_to_step(self):  # another one may have left gradients here, as networks do that compete
-            self._check_gradients()
+            self._left.check(self.state)
         check_unshared(self)
         if self._rows is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
         self._update_blocks()
         processes = self._connect_processes(len(closures))
-        return Run(closures, scaler, self.param_groups, self._rows and self._rows.recorder, processes)
+        recorder, is_first = self._rows and self._rows.recorder, not any(self.state.values())
+        return Run(closures, scaler, self.param_groups, recorder, processes, is_first)
 
     def _restore(self, states: dict[Tensor, ParamState], flops: list[float]) -> None:
         """Restore parameters and state."""
@@ -322,19 +323,15 @@ class VSGD(Optimizer):
                 f"(loss {float(loss):g}); nothing has been changed in them. Look at the data, or at the last layers."
             )
 
-    def _check_closures(self, run: Run) -> bool:
-        """Check now and then that closures repeat themselves. Return whether this is the first step."""
-        starting, steps = not any(self.state.values()), self.param_groups[0]["steps"]
-        if starting:
-            flops = run.check_first_step(self)
+    def _check_closures(self, run: Run) -> None:
+        flops = run.check_closures(self)
+        if flops is not None:
             for group in self.param_groups:
                 group["gradient_flops"] = flops
-        elif steps == 1 or steps % RECHECK_INTERVAL == 0:
-            run.check_again(self)
-        return starting
 
-    def _sampling(self, run: Run, first: list[Evaluation]) -> Sampling:
+    def _sampling(self, run: Run) -> Sampling:
         """Return what the samples of this step are."""
+        first = run.first
         if self._rows is not None:
             signs = {p: -1 if group["maximize"] else 1 for group in self.param_groups for p in group["params"]}
             tables = {p for p in first[0].grads if not self.state.get(p) or is_table(self.state[p])}
@@ -347,7 +344,7 @@ class VSGD(Optimizer):
         """Return the updates of all blocks from the first gradients; new parameters get their state."""
         grads = {p: grad for evaluation in run.first for p, grad in evaluation.grads.items()}
         if self._blocks.create_states(grads, sampling, self.param_groups, self.state):
-            self._blocks.measure_scales(distance_to_go(run))
+            self._blocks.measure_scales(run.distance_to_zero_loss())
             self._blocks.open()
         return self._blocks.collect(sampling)
 
@@ -355,6 +352,21 @@ class VSGD(Optimizer):
         """Return whether any process needs a second gradient."""
         # a single process need not wait for the numbers if a probe is due anyway
         return (run.processes.size == 1 and probe_is_due(updates)) or self._check_numbers(run, updates, [])
+
+    def _probe(self, updates: list[Update]) -> list[Update]:
+        """Let the parameters hold the probed iterates. Return the updates with the offsets."""
+        indices = {p: k for k, p in enumerate(self._parameters())}
+        return [update.block.probe(update, indices) for update in updates]
+
+    def _complete(
+        self, run: Run, updates: list[Update], sampling: Sampling, second: list[Evaluation] | None
+    ) -> list[Update]:
+        """Return the updates with what is known after the second gradients, if there were any."""
+        if sampling.finish(second, self._blocks):
+            updates = [update.block.complete(update, sampling) for update in updates]
+            self._check_numbers(run, updates, second or [])
+        run.restore_gradients()
+        return updates
 
     def _check_numbers(self, run: Run, updates: list[Update], second: list[Evaluation]) -> bool:
         """Return whether any process wants to probe. The losses of the run become the mean over all processes.
@@ -379,6 +391,8 @@ class VSGD(Optimizer):
 
     def _apply(self, run: Run, updates: list[Update]) -> None:
         """Take the step."""
+        self._lr_watch.see_step(self.param_groups)
+        run.unscale(self)
         objective = self._objective(run)
         self._reports.update_groups(self.param_groups, self._blocks)
         self._is_damaged = True  # until the step is complete
@@ -447,7 +461,7 @@ class VSGD(Optimizer):
         """Let blocks serve all parameters that have state, as these are now."""
         for group in self.param_groups:
             require(group["algorithm"], Networks, Paper)
-        self._changes += self._blocks.update_blocks(self.param_groups, self.state)
+        self._agreement.add_changes(self._blocks.update_blocks(self.param_groups, self.state))
 
     def _open(self) -> None:
         """Let the parameters hold the iterates, after adopting weights that the user has set since the last step."""
@@ -456,59 +470,29 @@ class VSGD(Optimizer):
             self._blocks.open()
 
     def _adopt_changes(self) -> None:
-        self._changes += self._blocks.adopt_changes()
-
-    def _remember_gradients(self) -> None:
-        """Remember which gradients a step has left, and their versions."""
-        self._left = {p: (ref(p.grad), p.grad._version) for p in self._parameters() if p.grad is not None}
-
-    def _check_gradients(self) -> None:
-        """Raise if gradients are not those that a step has left: accumulated gradients would be lost."""
-        for parameter in self.state:
-            grad = parameter.grad
-            if grad is None:
-                continue
-            left, version = self._left.get(parameter, (None, -1))
-            is_left = left is not None and left() is grad and version == grad._version
-            if not is_left and bool(grad.norm() != 0):
-                raise RuntimeError(OTHER_GRADIENTS + remedy())
+        self._agreement.add_changes(self._blocks.adopt_changes())
 
     def _connect_processes(self, closures: int) -> Processes:
         """Return the other processes, with what must be equal in all of them in this step."""
-        processes = self.processes()
-        sampled = self._rows is not None or self._distributed.as_samples
-        if sampled and any(map(is_sharded, self._parameters())):
+        processes, rows = self.processes(), self._rows
+        if (rows is not None or self._distributed.as_samples) and any(map(is_sharded, self._parameters())):
             raise TypeError(
                 "a parameter is sharded, so its gradients come averaged: leave per_sample out, and distributed too"
             )
-        if processes.size == 1:
-            self._changes = []
-            return processes
-        if self._rows is not None and self._rows.reweight:
-            raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
-        self._adopt_changes()
-        if any(read_numbers(self._changes)):
-            self._compared = False
-        self._changes = []
-        facts = {
+        if processes.size > 1:
+            if rows is not None and rows.reweight:
+                raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
+            self._adopt_changes()
+        settings = {
             "as_samples": self._distributed.as_samples,
             "reduce_dtype": self._distributed.reduce_dtype,
             "compact": self._compact,
-            "per_sample": self._rows is not None,
-            "reduction": self._rows and self._rows.reduction,
+            "per_sample": rows is not None,
+            "reduction": rows and rows.reduction,
             "the number of micro-batches": closures,
-            **facts_of(self.param_groups, self.state),
-            "whether weights or state were set since the last step": not self._compared,
         }
-        if not self._compared:
-            facts |= contents_of(self.param_groups, self.state)
-            corrections = [t for each in self._batchnorm.corrections.values() for t in each]
-            facts["corrections of running statistics"] = checksum(corrections)
-        processes = processes.with_facts(facts)
-        if not self._compared:  # before a closure communicates in ways that depend on settings
-            processes.numbers("start of the step")
-            self._compared = True
-        return processes
+        corrections = [tensor for each in self._batchnorm.corrections.values() for tensor in each]
+        return self._agreement.begin(processes, settings, self.param_groups, self.state, corrections)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -516,12 +500,11 @@ class VSGD(Optimizer):
         """Reset everything that is not saved."""
         self._in_use = False
         self._is_damaged = False
-        self._compared = False
-        self._changes = []
+        self._agreement = Agreement()
         self._blocks = Blocks(self._compact)
         self._lr_watch = LearningRateWatch()
         self._reports = PendingReports()
-        self._left = {}
+        self._left = LeftGradients()
         self._companions: WeakSet[VSGD] = WeakSet()
         self._outliers: dict[Tensor, Tensor] = {}
         self._noise = Noise()
@@ -581,50 +564,3 @@ class VSGD(Optimizer):
             self.state.update(checkpoint.states)
             self._batchnorm = BatchNormStatistics(checkpoint.corrections)
             self._reset()
-
-
-class Iterates(AbstractContextManager[None], ContextDecorator):
-    """Context in which parameters hold the iterates. Signals interrupt its block, but not its beginning or end."""
-
-    def __init__(self, optimizer: VSGD):
-        self._optimizer = optimizer
-        self._entered: list[tuple[DeferredSignals, bool]] = []
-        """For each block that has begun: its signals, and whether the parameters held the averaged weights before."""
-
-    def __enter__(self) -> None:
-        signals, opt = DeferredSignals(), self._optimizer
-        signals.__enter__()
-        held_average = not opt._blocks.are_open
-        self._entered.append((signals, held_average))
-        if held_average:
-            try:
-                with torch.no_grad():
-                    opt._update_blocks()
-                    opt._open()
-            except BaseException:
-                self.__exit__()
-                raise
-
-    def __exit__(self, *_: object) -> None:
-        signals, held_average = self._entered.pop()
-        try:
-            if held_average:
-                with torch.no_grad():
-                    self._optimizer._blocks.close()
-        finally:
-            signals.__exit__()
-
-
-def distance_to_go(run: Run) -> float:
-    """Return the length scale of parameters that are all zero.
-
-    All processes use the mean loss, and the gradient of process 0, which may be sharded over all.
-    """
-    evaluation = run.first[0]
-    norms = {p: float(grad.norm()) for p, grad in evaluation.grads.items()}
-    squares = {p: norm * norm for p, norm in norms.items()}
-    sharded = sum(square for p, square in squares.items() if is_sharded(p))
-    rows = run.processes.numbers("distance to go", float(evaluation.loss), sum(squares.values()) - sharded, sharded)
-    norm_sq = rows[0][1] + sum(row[2] for row in rows)
-    loss = sum(row[0] for row in rows) / len(rows)
-    return float(distance_to_zero_loss(loss, norm_sq, sum(p.numel() for p in evaluation.grads)))

@@ -1,4 +1,4 @@
-"""Effects on the whole process. They begin with the first `VSGD` that needs them and end with the last `VSGD`.
+"""Effects on the whole process, which end with the last `VSGD`, and the other `VSGD` optimizers of the process.
 
 | effect | reason |
 |---|---|
@@ -8,22 +8,32 @@
 | signal handlers, during a step and while state or parameters are exchanged | each of these happens as a whole or not at all; see `vsgd.torch.interrupts` |
 
 Nothing is installed by an import.
+
+Networks that train against each other (GANs, actor and critic) must see each other's iterates, not averaged weights.
+An optimizer therefore lets the parameters of its companions hold their iterates while its own closure runs. A companion
+is an optimizer whose parameters the closure uses and that trains in turn with this one. A network whose training has
+ended, such as the teacher in distillation, is not a companion: its averaged weights are used.
 """  # noqa: E501
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ContextDecorator, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet, finalize
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+from vsgd.torch.interrupts import DeferredSignals
 
 if TYPE_CHECKING:
     from vsgd.torch.optimizer import VSGD
+    from vsgd.torch.replay import Saving
 
 OPTIMIZERS: WeakSet[VSGD] = WeakSet()
 """All that exist."""
@@ -66,3 +76,87 @@ def _call_all(module: nn.Module, args: Any) -> None:
 def remove_filter(added: Any) -> None:
     with suppress(ValueError):  # the user may have reset the filters
         warnings.filters.remove(added)  # type: ignore[attr-defined]
+
+
+# --- other optimizers -------------------------------------------------------------------------------------------------
+
+SHARED_PARAMETERS = (
+    "another VSGD has changed parameters of this one since its last step. Two optimizers cannot train the same "
+    "parameters in turn: use one VSGD with the sum of the losses, or with parameter groups. If the other one has "
+    "finished, make a new VSGD."
+)
+
+_clock = itertools.count(1)
+
+
+class Turns(NamedTuple):
+    """When an optimizer has taken its first and its last step, on a clock that counts the steps of all; 0: never."""
+
+    first: int = 0
+    last: int = 0
+
+
+def next_turn(turns: Turns) -> Turns:
+    """Return the turns of an optimizer that has just taken a step."""
+    now = next(_clock)
+    return Turns(turns.first or now, now)
+
+
+def is_last_to_step(own: VSGD) -> bool:
+    """Return whether this optimizer has taken a step and no other has taken one since."""
+    return own.turns.last > 0 and all(other.turns.last <= own.turns.last for other in list(OPTIMIZERS))
+
+
+def check_unshared(own: VSGD) -> None:
+    """Raise if another optimizer has stepped on parameters of this one since its last step."""
+    for other in list(OPTIMIZERS):
+        if other.turns.last > own.turns.last > 0 and not own.parameter_set().isdisjoint(other.parameter_set()):
+            raise RuntimeError(SHARED_PARAMETERS)
+
+
+def trained_in_turn(own: VSGD) -> list[VSGD]:
+    """Return the optimizers that have taken a step since the first step of this one."""
+    return [other for other in list(OPTIMIZERS) if other is not own and other.turns.last > own.turns.first > 0]
+
+
+def used_by(savings: Iterable[Saving], candidates: Sequence[VSGD]) -> list[VSGD]:
+    """Return the candidates of which a closure has called a module or changed a gradient."""
+    if not candidates:
+        return []
+    used: set[Tensor] = set()
+    for saving in savings:
+        used.update(p for module in saving.modules.values() for p in module.parameters(recurse=False))
+        used.update(each.parameter for each in saving.gradients if each.has_changed())
+    return [other for other in candidates if not used.isdisjoint(other.parameter_set())]
+
+
+class Iterates(AbstractContextManager[None], ContextDecorator):
+    """Context in which parameters hold the iterates. Signals interrupt its block, but not its beginning or end."""
+
+    def __init__(self, optimizer: VSGD):
+        self._optimizer = optimizer
+        self._entered: list[tuple[DeferredSignals, bool]] = []
+        """For each block that has begun: its signals, and whether the parameters held the averaged weights before."""
+
+    def __enter__(self) -> None:
+        signals, opt = DeferredSignals(), self._optimizer
+        signals.__enter__()
+        held_average = not opt._blocks.are_open
+        self._entered.append((signals, held_average))
+        if held_average:
+            try:
+                with torch.no_grad():
+                    opt._update_blocks()
+                    opt._open()
+            except BaseException:
+                self.__exit__()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        signals, held_average = self._entered.pop()
+        try:
+            if held_average:
+                with torch.no_grad():
+                    self._optimizer._blocks.close()
+        finally:
+            signals.__exit__()

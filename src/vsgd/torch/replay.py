@@ -10,17 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vsgd.torch.closures import FORWARD_OUTSIDE, SCALER
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.frameworks import SCALER
 from vsgd.torch.interrupts import call_user
 from vsgd.torch.process import call_before_forward
 
 Closure = Callable[[], Any]
-
-FORWARD_OUTSIDE = (
-    "the closure must run the forward pass itself: it is called a second time with probed parameters, and a loss that "
-    "was computed before the step does not depend on them. Move `loss = ...` into the closure; no retain_graph."
-)
 
 NORMALIZATIONS = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
@@ -49,7 +44,7 @@ class SavedBuffer(NamedTuple):
 
     @property
     def is_statistic(self) -> bool:
-        """Whether it is part of the running statistics that a normalization gathers while it trains."""
+        """Return whether this is part of the running statistics that a normalization updates in training."""
         module: Any = self.module
         return isinstance(module, NORMALIZATIONS) and module.training and module.running_mean is not None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import LEAST_PROBE, UNLIMITED, Config, Totals, strategy_of
+from vsgd.algorithms.strategy import MIN_PROBE, UNLIMITED, Config, Totals, strategy_of
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import like, local_of
@@ -93,11 +93,11 @@ def _sums(layout: Layout) -> torch.dtype:
 
 
 def _gradient(largest: float, size: int) -> float:
-    return math.sqrt(largest) * LEAST_PROBE
+    return math.sqrt(largest) * MIN_PROBE
 
 
 def _square(largest: float, size: int) -> float:
-    return largest * LEAST_PROBE
+    return largest * MIN_PROBE
 
 
 def _count(largest: float, size: int) -> float:
@@ -116,7 +116,7 @@ FIELDS = (
     Field("average", _whole, _precision, -INF, _gradient, "θ̄, where the parameter is of lower precision", True),
     Field("seen", _counts, _sums, 0.0, _count, "samples so far, of a table for each row"),
     Field("steps", _dense(1), _sums, 0.0, _count, "steps with a gradient"),
-    Field("totals", _dense(len(Totals._fields)), _sums, 0.0, lambda m, n: m * n, "`Totals` of the tensor"),
+    Field("totals", _dense(len(Totals._fields)), _sums, -INF, lambda m, n: m * n, "`Totals` of the tensor"),
     Field("left_basis", _side(0), _precision, -INF, lambda m, n: m * n, "Q_L, blocks of the eigenbasis"),
     Field("left_cov", _side(0), _precision, -INF, _square, "L, covariance of the rows of the gradient"),
     Field("right_basis", _side(1), _precision, -INF, lambda m, n: m * n, "Q_R"),

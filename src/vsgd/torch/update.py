@@ -9,8 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import TensorContext
-from vsgd.algorithms.strategy import Config, Strategy, Totals, gradient_limit, strategy_of, weight_decay
+from vsgd.algorithms.networks import Momentum, TensorContext, momentum_weight
+from vsgd.algorithms.strategy import (
+    Config,
+    Strategy,
+    Totals,
+    estimated_decay,
+    gradient_limit,
+    mean_rate,
+    strategy_of,
+    weight_decay,
+)
 from vsgd.torch.coordinates import (
     OUTLIERS,
     PENALTY,
@@ -19,6 +28,7 @@ from vsgd.torch.coordinates import (
     Coordinates,
     Engine,
     LearnInputs,
+    Motion,
     Rates,
     lengths_on,
     spread,
@@ -101,7 +111,10 @@ def largest_square(dtype: torch.dtype) -> float:
 
 def is_starting(coordinates: Coordinates, batch: BatchMoments, config: Config) -> bool:
     """Return whether a segment with a gradient has averages that are just being started."""
-    return bool(((coordinates.seen < config.bootstrap) & (batch.counts > 0)).any())
+    seen, counts = coordinates.seen, batch.counts
+    if seen.is_cpu:  # NumPy takes less time for a few numbers
+        seen, counts = seen.numpy(), counts.numpy()
+    return bool(((seen < config.bootstrap) & (counts > 0)).any())
 
 
 def context(coordinates: Coordinates, rule: Rule, horizon: float) -> TensorContext:
@@ -122,7 +135,12 @@ def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: 
 
 
 def learn(
-    coordinates: Coordinates, batch: BatchMoments, delta: Tensor | None, rates: Rates, rule: Rule, weight: Any = None
+    coordinates: Coordinates,
+    batch: BatchMoments,
+    delta: Tensor | None,
+    rates: Rates,
+    rule: Rule,
+    motion: Motion | None = None,
 ) -> tuple[Tensor | None, Any]:
     """Update the statistics and totals. Return what `Engine.learn` returns."""
     engine, strategy, config = rule
@@ -134,7 +152,7 @@ def learn(
     may_start = not coordinates.seen.is_cpu or is_starting(coordinates, batch, config)
     writes_curvature = delta is not None or may_start
     shared = context(coordinates, rule, rates.horizon)
-    inputs = LearnInputs(batch, delta, shared, rates.lr, writes_curvature, weight)
+    inputs = LearnInputs(batch, delta, shared, rates.lr, writes_curvature, motion)
     steps, sums = engine.learn(coordinates, inputs, strategy, config)
     known = totals[:, : 4 if writes_curvature else 2]
     if counts.is_cpu and all(counts.tolist()):
@@ -151,8 +169,8 @@ def learn_and_move(
     batch: BatchMoments,
     delta: Tensor | None,
     rates: Rates,
-    decay_strength: float,
     weight: Any,
+    samples: Tensor | None,
     rule: Rule,
     rotation: tuple[Rotation, Rotation] | None,
 ) -> Moved:
@@ -163,27 +181,60 @@ def learn_and_move(
         batch: moments of the minibatch.
         delta: offset of the probe, if there was one.
         rates: settings of the group.
-        decay_strength: weight decay of the group.
         weight: per segment, with which the new iterates enter the average.
+        samples: number of samples in the data per segment, 0 where no weight decay is estimated; None if nowhere.
         rule: of the block.
         rotation: from the parameters' own coordinates to those of the block, and back; None if these are the same.
     """
     # counts are read last, since those of rows may be on a device
-    at_once = rule.engine.moves_at_once(coordinates) and rotation is None and decay_strength == 0
+    engine, no_decay = rule.engine, 0 * rule.engine.numbers(lengths_of(coordinates))
+    own_weight = on_device(weight, coordinates, engine)
+    momentum = momentum_weight(totals_of(coordinates, engine).momentum, own_weight)
+    decays = samples is not None or rates.weight_decay > 0
+    at_once = engine.moves_at_once(coordinates) and rotation is None and not decays
     if at_once and bool(batch.counts.all()):
-        _, sums = learn(coordinates, batch, delta, rates, rule, weight)
-        penalty = None if delta is None else sums[:, PENALTY].sum()
-        return Moved(sums[:, PRODUCTS].sum(), penalty, sums[:, OUTLIERS])
-    steps, sums = learn(coordinates, batch, delta, rates, rule)
-    assert steps is not None
-    into, back = (identity, identity) if rotation is None else rotation
-    penalty = None if delta is None else curvature_penalty(coordinates, into)
-    decay = 0 * rule.engine.numbers(lengths_of(coordinates))
-    if decay_strength:
-        norms = rule.engine.squared_norms(steps, coordinates)
-        decay = weight_decay(decay_strength, norms, rule.engine.numbers(lengths_of(coordinates)))
-    products = rule.engine.move(coordinates, batch.plain_grad, back(steps), decay, weight)
+        _, sums = learn(coordinates, batch, delta, rates, rule, Motion(no_decay, weight, momentum))
+        products, penalty = sums[:, PRODUCTS], None if delta is None else sums[:, PENALTY].sum()
+    else:
+        steps, sums = learn(coordinates, batch, delta, rates, rule)
+        assert steps is not None
+        into, back = (identity, identity) if rotation is None else rotation
+        penalty = None if delta is None else curvature_penalty(coordinates, into)
+        decay = decay_of(coordinates, batch, steps, rates, samples, engine) if decays else no_decay
+        products = engine.move(coordinates, batch.plain_grad, back(steps), Motion(decay, weight, momentum))
+    update_momentum(coordinates, products, own_weight > 0, rates, rule)
     return Moved(products.sum(), penalty, sums[:, OUTLIERS])
+
+
+def on_device(values: Any, coordinates: Coordinates, engine: Engine) -> Any:
+    """Return numbers per segment, which may be on the CPU, in the precision and on the device of the totals."""
+    return engine.numbers(torch.as_tensor(values).to(coordinates.totals, non_blocking=True))
+
+
+def decay_of(
+    coordinates: Coordinates,
+    batch: BatchMoments,
+    steps: Tensor,
+    rates: Rates,
+    samples: Tensor | None,
+    engine: Engine,
+) -> Any:
+    """Return the weight decay per segment: of the strength that the user has set, or estimated; see `descend`."""
+    lengths = engine.numbers(lengths_of(coordinates))
+    if samples is None:
+        return weight_decay(rates.weight_decay, engine.squared_norms(steps, coordinates), lengths)
+    along, norms = engine.dots(steps, batch.grad, coordinates), engine.squared_norms(batch.grad, coordinates)
+    known = on_device(samples, coordinates, engine)
+    return estimated_decay(totals_of(coordinates, engine), lengths, known, mean_rate(along, norms))
+
+
+def update_momentum(coordinates: Coordinates, products: Any, active: Any, rates: Rates, rule: Rule) -> None:
+    """Let the momentum of the active segments follow a step."""
+    engine, strategy, config = rule
+    columns = engine.numbers(coordinates.totals)[:, -2:]
+    after = strategy.momentum(Momentum(columns[:, 0], columns[:, 1]), products, rates.advantage, config)
+    for k, new in enumerate(after):
+        columns[:, k] = active * new + (active == 0) * columns[:, k]
 
 
 def identity(values: Tensor) -> Tensor:

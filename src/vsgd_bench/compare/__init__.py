@@ -37,25 +37,29 @@ def add_compare_command(commands: Any) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--suite",
-        choices=("small", "large", "unseen"),
+        choices=("small", "large", "unseen", "science"),
         default="small",
-        help="13 networks of seconds each, 9 of minutes, or 9 that vSGD was not developed on (default: small)",
+        help="13 networks of seconds each, 9 of minutes, 9 that vSGD was not developed on, or 7 problems of science "
+        "(default: small)",
     )
     which.add_argument("--quick", action="store_true", help="a few workloads and opponents in less than three minutes")
     which.add_argument(
         "--ablations", action="store_true", help="vSGD with one of its deviations from the paper taken back at a time"
     )
     which.add_argument("--stress", action="store_true", help="vSGD on workloads made harder; does it ever diverge?")
+    which.add_argument("--sensitivity", action="store_true", help="vSGD with each of its constants halved and doubled")
     command.add_argument("--workloads", type=names, metavar="NAME,...", help="only these (default: all)")
     command.add_argument("--optimizers", type=names, metavar="NAME,...", help="only these (default: all)")
     command.add_argument(
-        "--seeds", type=at_least(1), help="runs of each (default: 5; large, unseen, ablations: 3; quick, stress: 2)"
+        "--seeds",
+        type=at_least(1),
+        help="runs of each (default: 5; unseen, science, ablations, sensitivity: 3; quick, stress: 2)",
     )
     command.add_argument(
         "--rates",
         type=Path,
         metavar="FILE",
-        help="learning rates from the rates.json of an earlier comparison (default: chosen on grids)",
+        help="settings from the rates.json of an earlier comparison of the same suite (default: searched)",
     )
     command.add_argument(
         "--stored",

@@ -40,14 +40,24 @@ STYLES = {
     "dadapt-sgd": (PURPLE, "--"),
     "dog": (TEAL, "-"),
     "cocob": (PINK, "-"),
+    "schedulefree-radam": (ORANGE, "-."),
+    "adamw-ema": (RED, ":"),
+    "kron": (OLIVE, "-"),
+    "adan": (BROWN, "--"),
+    "adopt": (BROWN, ":"),
+    "lbfgs": (GREY, "-"),
 }
 """Relatives share a color; what has a schedule is dash-dotted."""
+TUNING_DASHES = {"single": "--", "default": ":"}
+"""Of the rows of a method that are not tuned on each workload."""
 MOST_TIMES = 100.0
 """Profiles end where an optimizer takes so many times as long as the fastest."""
 
 
 def _style(method: Method) -> dict[str, Any]:
-    color, dashes = STYLES.get(method.name, (GREY, "-"))
+    name, _, tuning = method.name.partition("/")
+    color, dashes = STYLES.get(name, (GREY, "-"))
+    dashes = TUNING_DASHES.get(tuning, dashes)
     ours = method.name == OURS
     return {"color": color, "ls": dashes, "lw": 3.2 if ours else 1.3, "zorder": 5 if ours else 3}
 
@@ -105,7 +115,11 @@ def data(table: Table) -> dict[str, Any]:
 
 
 def draw_profiles(table: Table, axis: str) -> Canvas:
-    """The share of workloads and seeds on which the target was reached, against how much longer than the fastest."""
+    """The share of workloads and seeds on which the target was reached, against how much longer than the fastest.
+
+    Of methods with a grid, only the tuned rows are drawn.
+    """
+    table = table._replace(methods=tuple(method for method in table.methods if "/" not in method.name))
     canvas = Canvas(figsize=(11, 5), layout="constrained")
     axes = canvas.subplots()
     found = profiles(table, axis)

@@ -1,14 +1,18 @@
-"""What the runs say: who is better than whom, and how soon a target is reached."""
+"""Compare runs: signs, ratios of losses with confidence intervals, goals, and the time to a target."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
-from vsgd_bench.compare.opponents import ADAMW_COSINE, FREE, MUON_COSINE, SOAP_COSINE
+from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.opponents import ADAMW_COSINE, MUON_COSINE, SOAP_COSINE
 from vsgd_bench.compare.ours import OURS
+from vsgd_bench.compare.search import log_ratio
 from vsgd_bench.compare.table import Cell, Table
 from vsgd_bench.compare.train import Run
 from vsgd_bench.compare.workloads import Workload
@@ -16,62 +20,76 @@ from vsgd_bench.compare.workloads import Workload
 AXES = {"updates": "updates", "evaluations": "gradient evaluations", "seconds": "seconds"}
 """Fields of `Run` that a budget can be counted in, and what to call them."""
 
-MEASURES = {"final": "held-out", "best": "best on the way", "final_training": "training"}
+MEASURES = {"final": "final", "best": "best", "final_training": "training"}
 """Fields of `Run` that methods are compared by, and what to call them."""
+
+SIGNS = {"better": "+", "not worse": "=", "worse": "−"}
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
 
 REFERENCE = ADAMW_COSINE.name
 TOLERANCE = 1.02
 """The target of a workload and seed is the final loss of the best `REFERENCE` times this."""
 
 
-class Bar(NamedTuple):
-    """What is asked of our optimizer against an opponent: shares of workloads on which to be better, or not worse."""
+class Goal(NamedTuple):
+    """What is expected of vSGD against an opponent on the workloads of a suite.
+
+    Attributes:
+        not_worse: the share of workloads on which its loss is not worse.
+        better: the share of workloads on which its loss is better.
+        ratio_below: what the geometric mean of its loss ratios stays below.
+    """
 
     not_worse: float = 0.0
     better: float = 0.0
+    ratio_below: float = math.inf
 
     @property
     def words(self) -> str:
         shares = {"not worse": self.not_worse, "better": self.better}
-        return ", ".join(f"{word} on {share:.0%}" for word, share in shares.items() if share)
+        parts = [f"{word} on {share:.0%}" for word, share in shares.items() if share]
+        return ", ".join(parts + ([f"mean ratio below {self.ratio_below:g}"] if self.ratio_below < math.inf else []))
 
-    def is_met(self, counts: dict[str, int]) -> bool:
-        better, total = counts["better"], sum(counts.values())
-        return better >= self.better * total - 1e-9 and better + counts["not worse"] >= self.not_worse * total - 1e-9
+    def is_reached(self, found: Sequence[Difference]) -> bool:
+        counts = count_signs(found)
+        not_worse = counts["better"] + counts["not worse"]
+        shares = counts["better"] >= self.better * len(found) - 1e-9, not_worse >= self.not_worse * len(found) - 1e-9
+        return all(shares) and effect([each.ratio for each in found]).mean < self.ratio_below
 
 
-HELD_OUT_BARS = {
-    "sgd": Bar(not_worse=1),
-    "momentum": Bar(not_worse=2 / 3),
-    "adam": Bar(not_worse=2 / 3),
-    "adam-default": Bar(better=3 / 4),
-    "adamw-cosine": Bar(not_worse=0.8, better=0.5),
-    "soap-cosine": Bar(not_worse=3 / 4),
-    "muon-cosine": Bar(not_worse=3 / 4),
-    **{method.name: Bar(better=3 / 4) for method in FREE},
+TUNED_GOALS = {
+    ("final", ADAMW_COSINE.name): Goal(not_worse=0.85),
+    ("final", SOAP_COSINE.name): Goal(not_worse=0.75),
+    ("final", MUON_COSINE.name): Goal(not_worse=0.75),
+    ("final_training", SOAP_COSINE.name): Goal(better=0.6),
 }
-TRAINING_BARS = {method.name: Bar(better=3 / 4) for method in (ADAMW_COSINE, SOAP_COSINE, MUON_COSINE, *FREE)}
-SECONDS_BARS = {"sgd": Bar(not_worse=3 / 4), "adamw-cosine": Bar(not_worse=2 / 3)}
+
+
+def goal_of(row: Method, comparison: Comparison) -> Goal | None:
+    """Return the goal against a row of the table, as the protocol states it."""
+    if comparison.axis != "updates" or row.ours:
+        return None
+    at_defaults = not row.rates or row.name.endswith("/default")
+    if comparison.measure == "final" and at_defaults and not row.full_batch_only:
+        return Goal(ratio_below=1.0)
+    return TUNED_GOALS.get((comparison.measure, row.name))
 
 
 class Comparison(NamedTuple):
-    """A loss to compare by, what is equal then, and what is asked by opponent."""
+    """A loss to compare by, and what is equal then."""
 
     measure: str
     axis: str
-    bars: dict[str, Bar]
 
 
 AT_EQUAL_UPDATES = (
-    Comparison("final", "updates", HELD_OUT_BARS),
-    Comparison("best", "updates", HELD_OUT_BARS),
-    Comparison("final_training", "updates", TRAINING_BARS),
+    Comparison("final", "updates"),
+    Comparison("best", "updates"),
+    Comparison("final_training", "updates"),
 )
-COMPARISONS = (
-    *AT_EQUAL_UPDATES,
-    Comparison("final", "evaluations", {}),
-    Comparison("final", "seconds", SECONDS_BARS),
-)
+COMPARISONS = (*AT_EQUAL_UPDATES, Comparison("final", "evaluations"), Comparison("final", "seconds"))
 
 
 class Spread(NamedTuple):
@@ -87,22 +105,58 @@ def spread(values: Any) -> Spread:
     return Spread(float(values.mean()), float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0)
 
 
+class Effect(NamedTuple):
+    """A geometric mean of ratios over workloads, and its bootstrap confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return "" if math.isnan(self.mean) else f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def effect(ratios: Sequence[float]) -> Effect:
+    """Return the geometric mean of ratios. The interval comes from resampling the workloads."""
+    if not ratios:
+        return Effect(math.nan, math.nan, math.nan)
+    logs = np.log(ratios)
+    drawn = np.random.default_rng(0).integers(len(logs), size=(RESAMPLES, len(logs)))
+    low, high = np.quantile(logs[drawn].mean(axis=1), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Effect(*(float(np.exp(value)) for value in (logs.mean(), low, high)))
+
+
+class Difference(NamedTuple):
+    """Our losses against those of an opponent on a workload."""
+
+    sign: str
+    """"better", "not worse" or "worse"."""
+    ratio: float
+    """Geometric mean over seeds of our loss over that of the opponent."""
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
+    """Compare losses that are paired by seed.
+
+    The sign is decided by the confidence interval of the mean logarithm of the ratio (paired t). If one of the two
+    diverges on more seeds, it is worse. A single seed has no interval, so its difference decides.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    logs = [log_ratio(a, b) for a, b in pairs]
+    diverged = sum(math.isinf(a) for a in ours) - sum(math.isinf(b) for b in theirs)
+    mean, error = spread(logs)
+    margin = error * float(stdtrit(len(logs) - 1, (1 + CONFIDENCE) / 2)) if len(logs) > 1 else 0.0
+    sign = "worse" if diverged > 0 else "better" if diverged < 0 else _sign(mean, margin)
+    return Difference(sign, math.exp(mean))
+
+
+def _sign(mean: float, margin: float) -> str:
+    return "better" if mean < -margin else "worse" if mean > margin else "not worse"
+
+
 def has_failed(cell: Cell) -> bool:
     """A crash says nothing about the optimizer, so it is no defeat."""
     return any(run.outcome == "failed" for run in cell.runs.values())
-
-
-def verdict(ours: list[float], theirs: list[float]) -> str:
-    """Whether our losses are beyond one standard error of the paired difference. Runs are paired by seed."""
-    lost = sum(math.isinf(a) and math.isfinite(b) for a, b in zip(ours, theirs, strict=True))
-    won = sum(math.isfinite(a) and math.isinf(b) for a, b in zip(ours, theirs, strict=True))
-    if lost != won:
-        return "worse" if lost > won else "better"
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    if not pairs:
-        return "not worse"
-    mean, error = spread([a - b for a, b in pairs])
-    return "better" if mean < -error else "worse" if mean > error else "not worse"
 
 
 def loss_at(run: Run, axis: str, budget: float) -> float:
@@ -115,26 +169,46 @@ def loss_at(run: Run, axis: str, budget: float) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def compared(table: Table, workload: Workload, opponent: str, comparison: Comparison) -> str | None:
-    """Our verdict against an opponent on a workload; None if it cannot be told."""
+def compared(table: Table, workload: Workload, opponent: str, comparison: Comparison) -> Difference | None:
+    """Compare our runs with those of an opponent on a workload; None if that is not possible."""
     mine, its = table.cells.get((workload.name, OURS)), table.cells.get((workload.name, opponent))
     if mine is None or its is None or has_failed(mine) or has_failed(its):
         return None
     pairs = [(mine.runs[seed], its.runs[seed]) for seed in range(table.seeds)]
     measure, axis = comparison.measure, comparison.axis
     if axis == "updates":
-        return verdict([getattr(a, measure) for a, _ in pairs], [getattr(b, measure) for _, b in pairs])
+        return difference([getattr(a, measure) for a, _ in pairs], [getattr(b, measure) for _, b in pairs])
     if workload.online:
         return None  # less of a stream is other rows
     budgets = [min(getattr(a, axis)[-1], getattr(b, axis)[-1]) for a, b in pairs]
-    return verdict(
+    return difference(
         [loss_at(a, axis, budget) for (a, _), budget in zip(pairs, budgets, strict=True)],
         [loss_at(b, axis, budget) for (_, b), budget in zip(pairs, budgets, strict=True)],
     )
 
 
-def count_verdicts(said: list[str | None]) -> dict[str, int]:
-    return {word: said.count(word) for word in ("better", "not worse", "worse")}
+def differences(table: Table, opponent: str, comparison: Comparison) -> list[Difference]:
+    """Return our differences to an opponent on all workloads where they are known."""
+    found = (compared(table, workload, opponent, comparison) for workload in table.workloads)
+    return [each for each in found if each is not None]
+
+
+def count_signs(found: Iterable[Difference]) -> dict[str, int]:
+    signs = [each.sign for each in found]
+    return {sign: signs.count(sign) for sign in SIGNS}
+
+
+def target_ratios(table: Table, opponent: str, axis: str) -> list[float]:
+    """Return by workload what we spend until the target over what an opponent spends, a geometric mean over seeds.
+
+    A miss counts as infinite, and ratios are limited. Seeds on which both miss the target are left out.
+    """
+    logs: dict[str, list[float]] = {}
+    for race in races(table, axis):
+        ours, theirs = race.spent.get(OURS, math.inf), race.spent.get(opponent, math.inf)
+        if OURS in race.spent and opponent in race.spent and math.isfinite(min(ours, theirs)):
+            logs.setdefault(race.workload, []).append(log_ratio(ours, theirs))
+    return [math.exp(sum(found) / len(found)) for found in logs.values()]
 
 
 def targets(table: Table, workload: Workload) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""What a method of training is to the comparison: how it is made, what is tuned, and by which weights it is judged."""
+"""A method of training: how its optimizer is created, which settings are tried, which weights are evaluated."""
 
 from __future__ import annotations
 
@@ -8,8 +8,34 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-Make = Callable[[nn.Module, Any, int], Any]
-"""An optimizer of a model, with a setting, for so many updates: what has `step(closure)`."""
+RATES = tuple(10 ** (k / 2) for k in range(-12, 3))
+"""All learning rates that a search may try: 1e-6 to 10 by factors of √10."""
+
+DECAYS = (0.0, 0.01, 0.1, 1.0)
+"""All values of weight decay that a search tries, if the method has weight decay."""
+
+
+class Setting(NamedTuple):
+    """What is tuned. None: the optimizer's own default."""
+
+    rate: float | None = None
+    decay: float | None = None
+
+    def __str__(self) -> str:
+        parts = [] if self.rate is None else [f"{self.rate:.2g}"]
+        return ", decay ".join(parts + ([] if self.decay is None else [f"{self.decay:g}"])) or "default"
+
+
+class Budget(NamedTuple):
+    """What is known of a run before it starts."""
+
+    updates: int
+    rows: int
+    """Training examples."""
+
+
+Make = Callable[[nn.Module, Any, Budget], Any]
+"""Returns an optimizer of a model with a `Setting`: an object with `step(closure)`."""
 
 EvaluationModel = Callable[[Any, nn.Module], AbstractContextManager[nn.Module]]
 
@@ -24,40 +50,35 @@ class Method(NamedTuple):
     """An optimizer with the settings that it is tried with.
 
     Attributes:
-        make: an optimizer of a model; its second argument is one of `settings`, its third the number of updates.
-        note: what its setting is, for readers.
+        make: creates the optimizer.
+        note: what it is, for readers.
+        default: the setting that its authors or its package propose.
+        rates: the learning rates that a search begins with; empty if nothing is tuned.
+        decays: the values of weight decay that a search tries; empty if it is not tuned.
         package: where it comes from on PyPI; `module` is how that is imported.
         sparse: whether it takes sparse gradients.
         evaluation_model: gives the model to judge it by.
-        averages: whether its weights are averages, at which the statistics of BatchNorm have to be taken anew.
+        averages: whether its weights are averages, at which the statistics of BatchNorm are recomputed.
+        full_batch_only: whether it needs a loss without noise.
     """
 
     name: str
     title: str
     make: Make
     note: str
-    settings: tuple[float | None, ...] = (None,)
+    default: Setting = Setting()
+    rates: tuple[float, ...] = ()
+    decays: tuple[float, ...] = ()
     package: str = "torch"
     module: str = "torch"
     sparse: bool = False
     evaluation_model: EvaluationModel = as_it_is
     averages: bool = False
+    full_batch_only: bool = False
 
     @property
     def ours(self) -> bool:
         return self.package == "vsgd"
-
-    @property
-    def has_grid(self) -> bool:
-        return len(self.settings) > 1
-
-    @property
-    def setting_words(self) -> str:
-        """The note, and the grid if there is one."""
-        if not self.has_grid:
-            return self.note
-        rates = f"{len(self.settings)} rates from {self.settings[0]:.2g} to {self.settings[-1]:.2g}"
-        return f"{self.note}, {rates}"
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

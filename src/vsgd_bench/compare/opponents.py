@@ -10,15 +10,20 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from vsgd_bench.compare.methods import Method, trainable
+from vsgd_bench.compare.methods import DECAYS, RATES, Budget, Method, Setting, trainable
 from vsgd_bench.compare.muon import muon_and_adamw
 from vsgd_bench.compare.schedules import Scheduled, cosine, warm_up_updates
 
-HALF_DECADES = tuple(10 ** (k / 2) for k in range(-8, 5))
-"""1e-4 to 1e2: wide enough that the best rate is seldom at an end."""
+ADAM_RATES = RATES[5:10]
+"""3.2e-4 to 3.2e-2: where a search begins if steps are normalized."""
 
-WEIGHT_DECAY = 0.01
+SGD_RATES = RATES[8:13]
+"""1e-2 to 1: where it begins if steps are proportional to the gradient."""
+
+EMA_SHARE = 0.1
+"""Horizon of the average of AdamW's weights, as a share of the updates."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -38,6 +43,11 @@ def dog_average(optimizer: Any, model: nn.Module) -> Iterator[nn.Module]:
     yield average
 
 
+@contextmanager
+def weight_average(optimizer: Any, model: nn.Module) -> Iterator[nn.Module]:
+    yield optimizer.average.module
+
+
 class AveragedDoG:
     """DoG with the average of its weights, without which its authors do not want it to be used."""
 
@@ -53,43 +63,65 @@ class AveragedDoG:
         return loss
 
 
-def from_package(module: str, name: str, model: nn.Module, lr: float | None, updates: int, **options: Any) -> Any:
-    """An optimizer at its defaults but for what is given."""
-    rate = {} if lr is None else {"lr": lr}
+class AveragedAdamW:
+    """AdamW with an exponential moving average of its weights."""
+
+    def __init__(self, model: nn.Module, setting: Setting, budget: Budget):
+        self.model = model
+        self.adamw = from_package("torch.optim", "AdamW", model, setting, budget)
+        horizon = max(1.0, EMA_SHARE * budget.updates)
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(1 - 1 / horizon))
+
+    def step(self, closure: Callable[[], Tensor]) -> Any:
+        loss = self.adamw.step(closure)
+        self.average.update_parameters(self.model)
+        return loss
+
+
+def from_package(module: str, name: str, model: nn.Module, setting: Setting, budget: Budget, **options: Any) -> Any:
+    """Create an optimizer at its defaults except for the setting and the options."""
+    tuned = {"lr": setting.rate, "weight_decay": setting.decay}
     make = getattr(importlib.import_module(module), name)
-    with redirect_stdout(io.StringIO()):  # Prodigy prints what it was told
-        return make(trainable(model), **rate, **options)
+    with redirect_stdout(io.StringIO()):  # Prodigy prints its options
+        return make(trainable(model), **{key: value for key, value in tuned.items() if value is not None}, **options)
 
 
 def with_cosine(
-    module: str, name: str, model: nn.Module, lr: float | None, updates: int, warm_up: bool = True, **options: Any
+    module: str, name: str, model: nn.Module, setting: Setting, budget: Budget, warm_up: bool = True, **options: Any
 ) -> Any:
-    """The same with cosine decay to zero, and warm-up unless told."""
-    optimizer = from_package(module, name, model, lr, updates, **options)
-    return Scheduled([optimizer], cosine(updates, warm_up_updates(updates) if warm_up else 0))
+    """Create the same with cosine decay to zero, after warm-up unless that is switched off."""
+    optimizer = from_package(module, name, model, setting, budget, **options)
+    return Scheduled([optimizer], cosine(budget.updates, warm_up_updates(budget.updates) if warm_up else 0))
 
 
-def muon_with_cosine(model: nn.Module, lr: float, updates: int) -> Any:
-    return Scheduled(muon_and_adamw(model, lr, WEIGHT_DECAY), cosine(updates, warm_up_updates(updates)))
+def muon_with_cosine(model: nn.Module, setting: Setting, budget: Budget) -> Any:
+    assert setting.rate is not None
+    assert setting.decay is not None
+    optimizers = muon_and_adamw(model, setting.rate, setting.decay)
+    return Scheduled(optimizers, cosine(budget.updates, warm_up_updates(budget.updates)))
 
 
-def schedule_free(name: str, warm_up: bool, model: nn.Module, _: None, updates: int) -> Any:
-    options = {"warmup_steps": warm_up_updates(updates)} if warm_up else {}
-    optimizer = from_package("schedulefree", name, model, None, updates, **options)
+def schedule_free(name: str, warm_up: bool, model: nn.Module, setting: Setting, budget: Budget) -> Any:
+    options = {"warmup_steps": warm_up_updates(budget.updates)} if warm_up else {}
+    optimizer = from_package("schedulefree", name, model, setting, budget, **options)
     optimizer.train()
     return optimizer
 
 
-def averaged_dog(model: nn.Module, _: None, updates: int) -> Any:
+def averaged_dog(model: nn.Module, setting: Setting, budget: Budget) -> Any:
     return AveragedDoG(model)
+
+
+def averaged_adamw(model: nn.Module, setting: Setting, budget: Budget) -> Any:
+    return AveragedAdamW(model, setting, budget)
 
 
 def _torch(name: str, title: str, optimizer: str, note: str, **options: Any) -> Method:
     return Method(name, title, partial(from_package, "torch.optim", optimizer, **options), note)
 
 
-def _free(name: str, title: str, package: str, optimizer: str, note: str) -> Method:
-    """An optimizer that promises to need no tuning."""
+def _packaged(name: str, title: str, package: str, optimizer: str, note: str) -> Method:
+    """Return an optimizer of a package at its defaults."""
     return Method(name, title, partial(from_package, package, optimizer), note, package=package, module=package)
 
 
@@ -106,58 +138,58 @@ def _schedule_free(name: str, title: str, optimizer: str, note: str, warm_up: bo
     )
 
 
-SGD = _torch("sgd", "best SGD", "SGD", "no momentum")._replace(settings=HALF_DECADES, sparse=True)
-MOMENTUM = _torch("momentum", "best momentum", "SGD", "momentum 0.9", momentum=0.9)._replace(settings=HALF_DECADES)
-ADAM = _torch("adam", "best Adam", "Adam", "no schedule")._replace(settings=HALF_DECADES[:7])
-ADAM_DEFAULT = _torch("adam-default", "Adam 1e-3", "Adam", "its default, lr=1e-3")
-ADAGRAD = _torch("adagrad", "AdaGrad 1e-2", "Adagrad", "PyTorch's default, lr=1e-2")._replace(sparse=True)
+SGD = _torch("sgd", "SGD", "SGD", "no momentum")._replace(default=Setting(1e-3), rates=SGD_RATES, sparse=True)
+MOMENTUM = _torch("momentum", "momentum", "SGD", "momentum 0.9", momentum=0.9)
+MOMENTUM = MOMENTUM._replace(default=Setting(1e-3), rates=SGD_RATES)
+ADAM = _torch("adam", "Adam", "Adam", "no schedule")._replace(default=Setting(1e-3), rates=ADAM_RATES)
+ADAGRAD = _torch("adagrad", "AdaGrad", "Adagrad", "PyTorch's default, lr=1e-2")._replace(sparse=True)
 
 ADAMW_COSINE = Method(
     "adamw-cosine",
-    "best AdamW + cosine",
-    partial(with_cosine, "torch.optim", "AdamW", weight_decay=WEIGHT_DECAY),
-    "5 % warm-up, cosine decay to 0, weight decay 0.01",
-    HALF_DECADES[1:8],
+    "AdamW + cosine",
+    partial(with_cosine, "torch.optim", "AdamW"),
+    "5 % warm-up, cosine decay to 0",
+    Setting(1e-3, 0.01),
+    ADAM_RATES,
+    DECAYS,
 )
 MOMENTUM_COSINE = Method(
     "momentum-cosine",
-    "best momentum + cosine",
+    "momentum + cosine",
     partial(with_cosine, "torch.optim", "SGD", momentum=0.9),
     "momentum 0.9, 5 % warm-up, cosine decay to 0",
-    HALF_DECADES[3:10],
+    Setting(1e-3),
+    SGD_RATES,
 )
 SOAP_COSINE = Method(
     "soap-cosine",
-    "best SOAP + cosine",
-    partial(with_cosine, "pytorch_optimizer", "SOAP", weight_decay=WEIGHT_DECAY),
-    "5 % warm-up, cosine decay to 0, weight decay 0.01, a new eigenbasis every 10 updates",
-    HALF_DECADES[2:7],
+    "SOAP + cosine",
+    partial(with_cosine, "pytorch_optimizer", "SOAP"),
+    "5 % warm-up, cosine decay to 0, a new eigenbasis every 10 updates; its default rate is 0.003",
+    Setting(RATES[7], 0.01),
+    ADAM_RATES,
+    DECAYS,
     package="pytorch_optimizer",
     module="pytorch_optimizer",
 )
 MUON_COSINE = Method(
     "muon-cosine",
-    "best Muon + cosine",
+    "Muon + cosine",
     muon_with_cosine,
     "Muon for hidden matrices and filters with the scale of AdamW's steps, AdamW for the rest; 5 % warm-up, cosine "
-    "decay to 0, weight decay 0.01",
-    HALF_DECADES[2:7],
+    "decay to 0",
+    Setting(1e-3, 0.1),
+    ADAM_RATES,
+    DECAYS,
 )
 
-PRODIGY = _free("prodigy", "Prodigy", "prodigyopt", "Prodigy", "default, lr=1")
+PRODIGY = _packaged("prodigy", "Prodigy", "prodigyopt", "Prodigy", "default, lr=1")
 PRODIGY_COSINE = PRODIGY._replace(
     name="prodigy-cosine",
     title="Prodigy + cosine",
-    make=partial(
-        with_cosine,
-        "prodigyopt",
-        "Prodigy",
-        warm_up=False,
-        safeguard_warmup=True,
-        use_bias_correction=True,
-        weight_decay=WEIGHT_DECAY,
-    ),
+    make=partial(with_cosine, "prodigyopt", "Prodigy", warm_up=False, safeguard_warmup=True, use_bias_correction=True),
     note="lr=1, cosine decay to 0, safeguard_warmup, use_bias_correction, weight decay 0.01 as its README recommends",
+    default=Setting(decay=0.01),
 )
 SCHEDULE_FREE = _schedule_free(
     "schedulefree-adamw", "Schedule-Free AdamW", "AdamWScheduleFree", "default, lr=0.0025, no warm-up"
@@ -172,8 +204,11 @@ SCHEDULE_FREE_WARM_UP = _schedule_free(
 SCHEDULE_FREE_SGD = _schedule_free(
     "schedulefree-sgd", "Schedule-Free SGD", "SGDScheduleFree", "default, lr=1, momentum=0.9"
 )
-DADAPT_ADAM = _free("dadapt-adam", "D-Adapt Adam", "dadaptation", "DAdaptAdam", "default, lr=1")
-DADAPT_SGD = _free("dadapt-sgd", "D-Adapt SGD", "dadaptation", "DAdaptSGD", "default, lr=1, no momentum")
+SCHEDULE_FREE_RADAM = _schedule_free(
+    "schedulefree-radam", "Schedule-Free RAdam", "RAdamScheduleFree", "default, lr=0.0025, needs no warm-up"
+)
+DADAPT_ADAM = _packaged("dadapt-adam", "D-Adapt Adam", "dadaptation", "DAdaptAdam", "default, lr=1")
+DADAPT_SGD = _packaged("dadapt-sgd", "D-Adapt SGD", "dadaptation", "DAdaptSGD", "default, lr=1, no momentum")
 DOG = Method(
     "dog",
     "DoG",
@@ -184,10 +219,31 @@ DOG = Method(
     evaluation_model=dog_average,
     averages=True,
 )
-COCOB = _free("cocob", "COCOB", "parameterfree", "COCOB", "default, alpha=100")
+COCOB = _packaged("cocob", "COCOB", "parameterfree", "COCOB", "default, alpha=100")
+ADAMW_EMA = Method(
+    "adamw-ema",
+    "AdamW + EMA",
+    averaged_adamw,
+    "default, no schedule, evaluated at an average of the weights over a tenth of the updates",
+    Setting(1e-3, 0.01),
+    evaluation_model=weight_average,
+    averages=True,
+)
+KRON = _packaged("kron", "PSGD Kron", "pytorch_optimizer", "Kron", "default, lr=1e-3")
+ADAN = _packaged("adan", "Adan", "pytorch_optimizer", "Adan", "default, lr=1e-3")
+ADOPT = _packaged("adopt", "ADOPT", "pytorch_optimizer", "ADOPT", "default, lr=1e-3")
+LBFGS = _torch(
+    "lbfgs",
+    "L-BFGS",
+    "LBFGS",
+    "one iteration an update, strong Wolfe line search; only where the loss has no noise",
+    max_iter=1,
+    max_eval=25,
+    line_search_fn="strong_wolfe",
+)._replace(full_batch_only=True)
 
 TUNED = (SGD, MOMENTUM, ADAM, ADAMW_COSINE, MOMENTUM_COSINE, SOAP_COSINE, MUON_COSINE)
-"""Those that are given the best rate of a grid."""
+"""Those whose settings are searched."""
 
 FREE = (
     PRODIGY,
@@ -202,4 +258,7 @@ FREE = (
 )
 """Those that promise to need no tuning."""
 
-OPPONENTS = (*TUNED, ADAM_DEFAULT, ADAGRAD, *FREE)
+AT_DEFAULTS = (ADAGRAD, SCHEDULE_FREE_RADAM, ADAMW_EMA, KRON, ADAN, ADOPT)
+"""Those that run at their defaults only."""
+
+OPPONENTS = (*TUNED, *FREE, *AT_DEFAULTS, LBFGS)

@@ -9,16 +9,16 @@ from torch import nn
 
 from vsgd import NETWORKS, PAPER, Networks, Paper
 from vsgd.torch import VSGD
-from vsgd_bench.compare.methods import Method, trainable
+from vsgd_bench.compare.methods import Budget, Method, Setting, trainable
 
 OURS = "vsgd"
 
 
-def default(model: nn.Module, _: None, updates: int) -> Any:
+def default(model: nn.Module, setting: Setting, budget: Budget) -> Any:
     return VSGD(trainable(model))
 
 
-def with_algorithm(algorithm: Networks | Paper, model: nn.Module, _: None, updates: int) -> Any:
+def with_algorithm(algorithm: Networks | Paper, model: nn.Module, setting: Setting, budget: Budget) -> Any:
     return VSGD(trainable(model), algorithm=algorithm)
 
 
@@ -29,6 +29,12 @@ def _variant(name: str, title: str, algorithm: Networks | Paper, note: str) -> M
 def _without(name: str, title: str, **changes: Any) -> Method:
     note = ", ".join(f"{key}={value:g}" for key, value in changes.items())
     return _variant(f"vsgd-{name}", title, NETWORKS._replace(**changes), f"`NETWORKS._replace({note})`")
+
+
+def constant_changed(name: str, constant: str, factor: float) -> Method:
+    """Return the default with one constant multiplied by a factor."""
+    changed = NETWORKS._replace(**{constant: factor * getattr(NETWORKS, constant)})
+    return _variant(name, f"{constant} ×{factor:g}", changed, f"`{constant}` multiplied by {factor:g}")
 
 
 DEFAULT = Method(OURS, "vSGD", default, "`VSGD(model.parameters())`", package="vsgd", module="vsgd", sparse=True)

@@ -17,8 +17,9 @@ from vsgd_bench.compare.table import Table, what_was_run
 from vsgd_bench.compare.tables import Grid, all_tables, missing, not_run, outdated
 
 GRIDS = (
-    "Grids are tuned on the first seed: the rate with the lowest final held-out loss then runs on all seeds. Being "
-    "chosen by the loss that is reported favors the grids."
+    "Settings are searched on the first seed: a grid of learning rates grows by factors of √10 until the best rate is "
+    "not at an end, then weight decay is searched at this rate, then the rate again at the best decay. The setting "
+    "with the lowest final held-out loss runs on all seeds. Selection by the reported loss favors the tuned optimizers."
 )
 SETTLED = (
     "The constants of vSGD's default were settled in trials on some of these networks with the first three seeds, "
@@ -27,13 +28,13 @@ SETTLED = (
 PROTOCOL = (
     "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
     GRIDS,
-    "Held-out loss is judged at the weights that the optimizer's authors ask for: averages for Schedule-Free and DoG, "
-    "with the statistics of BatchNorm taken anew from 20 minibatches.",
-    "Seconds are those of a processor, for one thread, judging and compiling left out. Runs side by side share "
-    "caches, so they are good to some tens of percent.",
-    "A schedule (warm-up, cosine decay) is told the number of updates beforehand. vSGD is not.",
-    "The training loss is that of 2,000 rows that were learned from, at the end and at the weights that the held-out "
-    "loss is judged by, so that the difference of the two is what is over-fitted.",
+    "Evaluation uses the weights that the optimizer's authors recommend: averages for Schedule-Free, DoG and AdamW "
+    "with EMA, with the statistics of BatchNorm recomputed from 20 minibatches.",
+    "Seconds are processor time of one thread, without evaluation and compilation. Runs side by side share caches, so "
+    "they are accurate to some tens of percent.",
+    "Schedules (warm-up, cosine decay) know the number of updates. vSGD does not use it.",
+    "The training loss is that of 2,000 training rows, at the end and at the weights of the held-out loss. The "
+    "difference of the two is overfitting.",
     "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
     "A loss that is not finite ends a run as diverged: its loss is infinite.",
     SETTLED,
@@ -44,11 +45,10 @@ LONG = 50
 """Characters after which a cell may be broken into lines."""
 
 PROFILE = (
-    f"For each workload and seed the target is {TOLERANCE:g} times the final loss of the best AdamW with cosine decay. "
-    "A curve shows on which share of workloads and seeds an optimizer has reached it when it may take so many times as "
-    "long as the fastest optimizer there. High is good: the left says how often an optimizer is (nearly) the fastest, "
-    "the right how often it gets there at all. What never arrives counts as infinite. AdamW "
-    "arrives by definition."
+    f"For each workload and seed the target is {TOLERANCE:g} times the final loss of tuned AdamW with cosine decay. "
+    "A curve shows on which share of workloads and seeds an optimizer reaches it within a multiple of the time of the "
+    "fastest optimizer. High is good: the left shows how often an optimizer is (nearly) the fastest, the right how "
+    "often it reaches the target at all. A miss counts as infinite. Tuned AdamW reaches the target by definition."
 )
 
 CURVES = (
@@ -69,8 +69,15 @@ class Page(NamedTuple):
 
 SMALL = Page(
     "Optimizers on small networks, side by side",
-    "vSGD has nothing to tune; those called best were given the best learning rate of a grid on each workload; the "
-    "others run at their defaults.",
+    "vSGD has nothing to tune. An optimizer with a learning rate has three rows: tuned on each workload, at the one "
+    "setting that is best for all workloads in hindsight, and at its defaults. The others run at their defaults. The "
+    "protocol is in `docs/protocol.md`. What vSGD is worse at comes first.",
+)
+SCIENCE = Page(
+    "Optimizers on problems of science, side by side",
+    f"Equations, signals, molecules, tables and control instead of images and text. {SMALL.words}",
+    " --suite science",
+    "No constant of vSGD was chosen on these problems.",
 )
 LARGE = Page("Optimizers on larger networks, side by side", SMALL.words, " --suite large")
 UNSEEN = Page(
@@ -86,6 +93,11 @@ QUICK = Page(
     f"does, not who is better.** {SMALL.words}",
     " --quick",
 )
+SENSITIVITY = Page(
+    "Sensitivity to the constants",
+    "Each constant of vSGD's default, halved and doubled.",
+    " --sensitivity",
+)
 ABLATED = Page(
     "What each deviation from the paper is for",
     "vSGD's default for networks, and the same with one deviation from the pseudocode taken back at a time.",
@@ -95,18 +107,19 @@ STRESS = Page("Made harder, nothing tuned", "Does the default ever diverge?", " 
 
 
 def command(table: Table, page: Page) -> str:
-    rates = "" if table.given is None else f" --rates {one_line(shlex.quote(str(table.given.file)))}"
+    file = table.chosen.file
+    rates = "" if file is None else f" --rates {one_line(shlex.quote(str(file)))}"
     return f"vsgd compare{page.flag} --seeds {table.seeds}{rates}"
 
 
 def protocol(table: Table, page: Page) -> list[str]:
     """How it was measured, also where the rates were chosen if that was not here."""
     instead = {SETTLED: page.constants}
-    if table.given is not None:
+    if table.chosen.file is not None:
         instead[GRIDS] = (
-            "The rates of grids were chosen in an earlier comparison, by the lowest final held-out loss on the first "
-            f"seed, and are in `{table.given.name}`; without `--rates` they are chosen anew. Being chosen by the loss "
-            "that is reported favors the grids."
+            "Settings were chosen in an earlier comparison, by the lowest final held-out loss on the first seed, and "
+            f"are in `{table.chosen.file_name}`; without `--rates` they are searched again. Selection by the reported "
+            "loss favors the tuned optimizers."
         )
     return [instead.get(text, text) for text in PROTOCOL]
 
@@ -133,10 +146,10 @@ def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
 
 def markdown(table: Table, page: Page) -> str:
     """All tables, and how they were measured."""
-    measured = ["", *(f"- {text}" for text in protocol(table, page))]
+    measured = ["", "## How it was measured", "", *(f"- {text}" for text in protocol(table, page))]
     lacking = missing(table)
     grids = all_tables(table) + ([lacking] if lacking.rows else [])
-    return "\n".join([*_opening(table, page), *measured, *_sections(grids, origin(table, page)), ""])
+    return "\n".join([*_opening(table, page), *_sections(grids, origin(table, page)), *measured, ""])
 
 
 def _opening(table: Table, page: Page) -> list[str]:
@@ -188,15 +201,16 @@ def _drawings(table: Table) -> str:
 
 def html(table: Table, page: Page) -> str:
     made = origin(table, page)
-    tables = "".join(_table(grid, made) for grid in all_tables(table))
+    first, *others = (_table(grid, made) for grid in all_tables(table))
     lacking = missing(table)
     measured = "".join(f"<li>{_rich(text)}</li>" for text in protocol(table, page))
     body = f"""<h1>{page.title}</h1>
 <p>{_rich(page.words)} Written by <code>{escape(command(table, page))}</code>.</p>
 {f"<p>{escape(versions)}</p>" if (versions := outdated(table)) else ""}
 {'<p>Parts of it <a href="#missing">are missing</a>.</p>' if lacking.rows else ""}
+{first}
 {_drawings(table)}
-{tables}
+{"".join(others)}
 <section id=missing>{_table(lacking, made) if lacking.rows else ""}</section>
 <h2>How it was measured</h2><ul>{measured}</ul>"""
     scripts = ["plot.js", "controls.js", "compare.js"] if table.cells else []

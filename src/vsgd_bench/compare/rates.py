@@ -1,56 +1,48 @@
-"""The learning rates that a comparison chose, in a file from which a later one can take them."""
+"""The settings that a comparison chose, in a file from which a later one can take them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from vsgd.errors import UserError, one_line
-from vsgd_bench.compare.methods import Method
-from vsgd_bench.compare.runs import setting_name
+from vsgd_bench.compare.methods import RATES, Method, Setting
 from vsgd_bench.compare.workloads import Workload
 
 WHAT_TO_DO = "Name the rates.json that a comparison of the same suite wrote, or leave --rates out."
 
 
-class GivenRates(NamedTuple):
-    """What is run in place of grids."""
+class Chosen(NamedTuple):
+    """The settings of methods with a grid."""
 
-    file: Path
-    rates: Mapping[tuple[str, str], float]
-    """By the names of workload and method."""
+    tuned: Mapping[tuple[str, str], Setting] = MappingProxyType({})
+    """The best one of each workload, by the names of workload and method."""
+    single: Mapping[str, Setting] = MappingProxyType({})
+    """The best one for all workloads together, by the name of the method."""
+    file: Path | None = None
+    """Where they were read from, if they were."""
 
     @property
-    def name(self) -> str:
-        """Of the file, as pages show it."""
-        return one_line(self.file.name)
+    def file_name(self) -> str:
+        """The name of the file as pages show it."""
+        return "" if self.file is None else one_line(self.file.name)
 
 
-def as_tried(workload: Workload, method: Method, given: GivenRates | None) -> Method:
-    """The method with the settings that it runs with on a workload: of a grid, only the rate that was given, if any."""
-    if given is None or not method.has_grid:
-        return method
-    rate = given.rates.get((workload.name, method.name))
-    return method._replace(settings=() if rate is None else (rate,))
+def text_of(suite: str, chosen: Chosen) -> str:
+    tuned: dict[str, dict[str, Any]] = {}
+    for (workload, method), setting in chosen.tuned.items():
+        tuned.setdefault(workload, {})[method] = setting._asdict()
+    single = {method: setting._asdict() for method, setting in chosen.single.items()}
+    return json.dumps({"suite": suite, "tuned": tuned, "single": single}, indent=1) + "\n"
 
 
-def text_of(rates: Mapping[tuple[str, str], float]) -> str:
-    by_workload: dict[str, dict[str, float]] = {}
-    for (workload, method), rate in rates.items():
-        by_workload.setdefault(workload, {})[method] = rate
-    return json.dumps(by_workload, indent=1) + "\n"
-
-
-def read(file: Path, workloads: Iterable[Workload], methods: Iterable[Method]) -> GivenRates:
-    """What `text_of` made, if it fits these workloads and the grids of these methods."""
+def read(file: Path, suite: str, workloads: Iterable[Workload], methods: Iterable[Method]) -> Chosen:
+    """Read what `text_of` wrote, and check that it is of this suite."""
     names = [workload.name for workload in workloads]
-    grids = {
-        method.name: {setting_name(rate): rate for rate in method.settings if rate is not None}
-        for method in methods
-        if method.has_grid
-    }
+    grids = {method.name: method for method in methods if method.rates}
     if not grids:
         raise UserError(f"no optimizer of this comparison has a grid, so --rates {file} has no use. Leave it out.")
 
@@ -58,23 +50,38 @@ def read(file: Path, workloads: Iterable[Workload], methods: Iterable[Method]) -
         if name not in known:
             raise UserError(f"{file} names {name!r} as {what}, but there are only {', '.join(known)}. {WHAT_TO_DO}")
 
-    rates = {}
-    for workload, by_method in _parsed(file).items():
-        require(workload, "a workload", names)
-        for method, rate in by_method.items():
-            require(method, "an optimizer with a grid", grids)
-            require(setting_name(rate), f"the rate of {method} on {workload}", grids[method])
-            rates[workload, method] = grids[method][setting_name(rate)]
-    return GivenRates(file, rates)
+    def setting(method: str, content: dict[str, float | None]) -> Setting:
+        require(method, "an optimizer with a grid", grids)
+        rates = {f"{rate:.2g}": rate for rate in RATES}
+        decays = {f"{decay:g}": decay for decay in grids[method].decays}
+        require(f"{content['rate']:.2g}", f"a rate of {method}", rates)
+        if decays or content["decay"] is not None:
+            require(f"{content['decay']:g}", f"a weight decay of {method}", decays)
+        return Setting(rates[f"{content['rate']:.2g}"], decays.get(f"{content['decay']:g}") if decays else None)
 
-
-def _parsed(file: Path) -> dict[str, dict[str, float]]:
+    content = _parsed(file)
+    if content["suite"] != suite:
+        raise UserError(f"{file} is of the suite {content['suite']!r}, but this is {suite!r}. {WHAT_TO_DO}")
     try:
-        content: dict[str, dict[str, float]] = json.loads(file.read_bytes(), parse_int=float)
-        if all(isinstance(rate, float) for by_method in content.values() for rate in by_method.values()):
+        tuned = {}
+        for workload, by_method in content["tuned"].items():
+            require(workload, "a workload", names)
+            tuned.update({(workload, method): setting(method, item) for method, item in by_method.items()})
+        return Chosen(tuned, {method: setting(method, item) for method, item in content["single"].items()}, file)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{file} {NO_SETTINGS}. {WHAT_TO_DO}") from None
+
+
+NO_SETTINGS = "is not JSON with a suite, and a learning rate by workload and optimizer"
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(file.read_bytes(), parse_int=float)
+        if content["suite"] is not None:
             return content
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}. {WHAT_TO_DO}") from None
-    except (ValueError, RecursionError, AttributeError):  # not JSON, nested without end, or without names
+    except (ValueError, RecursionError, KeyError, TypeError):  # not JSON, nested without end, or without names
         pass
-    raise UserError(f"{file} is not JSON with a learning rate by workload and optimizer. {WHAT_TO_DO}")
+    raise UserError(f"{file} {NO_SETTINGS}. {WHAT_TO_DO}")

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vsgd.errors import UserError
-from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.methods import Method, Setting
 from vsgd_bench.compare.opponents import ADAMW_COSINE
 from vsgd_bench.compare.train import Run, train
 from vsgd_bench.compare.workloads import Workload
 from vsgd_bench.provenance import definitions_digest, describe, digest, modules_digest
 from vsgd_bench.results import Record, RunFile
 
-KEYS = ("workload", "method", "setting", "seed")
+KEYS = ("workload", "method", "rate", "decay", "seed")
 """Fields of a record that identify a run in the file of a suite."""
 
 OPTIMIZER_MODULES = ("vsgd.torch",)
 WITHOUT_INFLUENCE = ("vsgd", "vsgd.disk", "vsgd.errors")
 """Modules that the optimizer imports but that cannot change a result: names and version, files, messages."""
 
-PRETRAINING_RATE = 1e-3
-"""Of AdamW with warm-up and cosine decay, which trains the checkpoints."""
+PRETRAINING = ADAMW_COSINE, Setting(1e-3, 0.01)
+"""The method and setting that trains the checkpoints."""
 
 
 class Job(NamedTuple):
@@ -32,12 +34,8 @@ class Job(NamedTuple):
 
     workload: Workload
     method: Method
-    setting: float | None
+    setting: Setting
     seed: int
-
-
-def setting_name(setting: float | None) -> str:
-    return "default" if setting is None else f"{setting:.2g}"
 
 
 @functools.cache
@@ -63,13 +61,13 @@ def training_digest() -> str:
 def pretraining_job(workload: Workload) -> Job:
     """Return the job that trains the weights that a workload starts from."""
     assert workload.pretraining is not None
-    return Job(workload.pretraining, ADAMW_COSINE, PRETRAINING_RATE, seed=0)
+    return Job(workload.pretraining, *PRETRAINING, seed=0)
 
 
 def identity(job: Job) -> dict[str, Any]:
     """Return what a stored run must agree with to be shown as this job."""
     workload = job.workload
-    names = {"workload": workload.name, "method": job.method.name, "setting": job.setting, "seed": job.seed}
+    names = {"workload": workload.name, "method": job.method.name, **job.setting._asdict(), "seed": job.seed}
     return {**names, "batch": workload.batch, "epochs": workload.epochs}
 
 
@@ -111,6 +109,10 @@ class Runs:
     def checkpoints(self) -> Path:
         """The folder of weights that workloads start from."""
         return self.folder / self.suite / "checkpoints"
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield the records of all runs."""
+        return itertools.chain(self._own, *self._shared)
 
     def save(self, job: Job, run: Run) -> None:
         versions = {package: version_of(package) for package in ("torch", "vsgd")}

@@ -8,8 +8,9 @@ from vsgd_bench.compare.large import LARGE_WORKLOADS
 from vsgd_bench.compare.methods import Method
 from vsgd_bench.compare.opponents import (
     ADAMW_COSINE,
+    AT_DEFAULTS,
     COCOB,
-    HALF_DECADES,
+    LBFGS,
     MUON_COSINE,
     OPPONENTS,
     PRODIGY_COSINE,
@@ -17,6 +18,7 @@ from vsgd_bench.compare.opponents import (
     SOAP_COSINE,
 )
 from vsgd_bench.compare.ours import ABLATIONS, AS_PUBLISHED, DEFAULT
+from vsgd_bench.compare.science import SCIENCE_WORKLOADS
 from vsgd_bench.compare.stress import stress_workloads
 from vsgd_bench.compare.unseen import UNSEEN_WORKLOADS
 from vsgd_bench.compare.workloads import WORKLOADS, Workload
@@ -33,28 +35,13 @@ class Suite(NamedTuple):
     """Suites whose runs this one uses as well."""
 
 
+CORE = (DEFAULT, ADAMW_COSINE, SOAP_COSINE, MUON_COSINE, SCHEDULE_FREE_WARM_UP, PRODIGY_COSINE, COCOB)
+"""The methods of every suite."""
+
 SMALL = Suite("small", WORKLOADS, (DEFAULT, AS_PUBLISHED, *OPPONENTS), 5)
-
-LARGE_RATES = HALF_DECADES[1:5]
-LARGE = Suite(
-    "large",
-    LARGE_WORKLOADS,
-    (
-        DEFAULT,
-        *(method._replace(settings=LARGE_RATES) for method in (ADAMW_COSINE, SOAP_COSINE, MUON_COSINE)),
-        SCHEDULE_FREE_WARM_UP,
-        PRODIGY_COSINE,
-        COCOB,
-    ),
-    3,
-)
-
-UNSEEN = Suite(
-    "unseen",
-    UNSEEN_WORKLOADS,
-    (DEFAULT, ADAMW_COSINE, SOAP_COSINE, MUON_COSINE, SCHEDULE_FREE_WARM_UP, PRODIGY_COSINE, COCOB),
-    3,
-)
+LARGE = Suite("large", LARGE_WORKLOADS, CORE, 5)
+UNSEEN = Suite("unseen", UNSEEN_WORKLOADS, CORE, 3)
+SCIENCE = Suite("science", SCIENCE_WORKLOADS, (*CORE, *AT_DEFAULTS, LBFGS), 3)
 
 ABLATION = Suite("ablations", WORKLOADS, ABLATIONS, 3, shared=("small",))
 
@@ -63,14 +50,13 @@ def stress_suite() -> Suite:
     return Suite("stress", stress_workloads(), (DEFAULT,), 2)
 
 
-QUICK_METHODS = ("vsgd", "vsgd-paper", "sgd", "adamw-cosine", "adam-default", "prodigy", "schedulefree-adamw", "dog")
+QUICK_METHODS = ("vsgd", "vsgd-paper", "adamw-cosine", "prodigy", "schedulefree-adamw", "dog")
 QUICK_SHARE = 3
 """Quick runs have this many times fewer epochs."""
 
 
 def quick() -> Suite:
-    """The workloads whose data come with scikit-learn, shortened; few methods."""
+    """The workloads whose data come with scikit-learn, shortened; few methods, and no weight decay to tune."""
     workloads = [w._replace(epochs=max(1, w.epochs // QUICK_SHARE)) for w in WORKLOADS if not w.files]
-    return Suite(
-        "quick", tuple(workloads), tuple(method for method in SMALL.methods if method.name in QUICK_METHODS), 2
-    )
+    methods = [method for method in SMALL.methods if method.name in QUICK_METHODS]
+    return Suite("quick", tuple(workloads), tuple(methods), 2)

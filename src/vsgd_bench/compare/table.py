@@ -1,20 +1,16 @@
-"""The table of a suite: train what is missing, grids first, then the best setting of each on all seeds."""
+"""The table of a suite: which runs it needs, which are stored, and which settings were chosen."""
 
 from __future__ import annotations
 
 import importlib.util
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tqdm import tqdm
-
-from vsgd_bench.compare.methods import Method
-from vsgd_bench.compare.pretraining import with_checkpoint
-from vsgd_bench.compare.processes import run_all
-from vsgd_bench.compare.rates import GivenRates, as_tried
+from vsgd_bench.compare.methods import RATES, Method, Setting
+from vsgd_bench.compare.rates import Chosen
 from vsgd_bench.compare.runs import Job, Runs
+from vsgd_bench.compare.search import FindLoss, Search, best_single, search
 from vsgd_bench.compare.train import Run
 from vsgd_bench.compare.workloads import Workload
 from vsgd_bench.datasets import MissingData, locate
@@ -22,33 +18,47 @@ from vsgd_bench.datasets import MissingData, locate
 TUNED_ON = 0
 """The seed that settings are chosen on."""
 
+TUNED, SINGLE, DEFAULT = "tuned", "one setting", "default"
+"""The rows of a method with a grid: tuned on each workload, at one setting for all workloads, at its defaults."""
+
+Usable = Callable[[Job, Run], bool]
+
 
 class Cell(NamedTuple):
-    """An optimizer on a workload, at the setting that was best."""
+    """An optimizer on a workload, at one setting."""
 
-    setting: float | None
-    at_edge: bool
-    """Whether the best setting is the first or last of several: a wider grid might hold a better one."""
+    setting: Setting
     runs: dict[int, Run]
     """By seed."""
     outdated: int = 0
     """How many of the runs were trained with another version of the source or of a package."""
 
+    @property
+    def at_limit(self) -> bool:
+        """Whether a search could not try a rate beyond."""
+        return self.setting.rate in (RATES[0], RATES[-1])
+
 
 class Table(NamedTuple):
     workloads: tuple[Workload, ...]
     methods: tuple[Method, ...]
+    """The rows: a method with a grid has three, see `rows_of`."""
     seeds: int
     cells: dict[tuple[str, str], Cell]
-    """By the names of workload and method; only what has been run on every seed."""
+    """By the names of workload and row; only what has been run on every seed."""
     absent: dict[str, str]
     """Why a workload or method could not be run, by name."""
     missing: Mapping[tuple[str, str], str] = MappingProxyType({})
-    """What is not stored of a workload and method, for those that are not in `cells`."""
-    rates: Mapping[tuple[str, str], float] = MappingProxyType({})
-    """By the names of workload and method: the best of each whole grid, or those that were given."""
-    given: GivenRates | None = None
-    """The rates that were taken in place of grids, if they were."""
+    """What is not stored of a workload and row, for those that are not in `cells`."""
+    chosen: Chosen = Chosen()
+
+
+def rows_of(method: Method) -> dict[str, Method]:
+    """Return the rows of a method, by how it is tuned. The name of a row differs from that of its method."""
+    if not method.rates:
+        return {DEFAULT: method}
+    names = {TUNED: method.name, SINGLE: f"{method.name}/single", DEFAULT: f"{method.name}/default"}
+    return {kind: method._replace(name=name, title=f"{method.title}, {kind}") for kind, name in names.items()}
 
 
 def why_absent(item: Workload | Method) -> str | None:
@@ -64,111 +74,71 @@ def why_absent(item: Workload | Method) -> str | None:
     return None
 
 
-def tuning_runs(runs: Runs, workload: Workload, method: Method) -> dict[float | None, Run]:
-    """Return the stored runs of a grid, by setting."""
-    found = {setting: runs.load(Job(workload, method, setting, TUNED_ON)) for setting in method.settings}
-    return {setting: run for setting, run in found.items() if run is not None}
-
-
-def best_setting(method: Method, runs: dict[float | None, Run]) -> float | None:
-    """The setting with the lowest final loss on one seed."""
-    return min(method.settings, key=lambda setting: runs[setting].final if setting in runs else math.inf)
-
-
 def absences(workloads: Iterable[Workload], methods: Iterable[Method]) -> dict[str, str]:
     """Why some cannot be run, by name."""
     items: list[Workload | Method] = [*workloads, *methods]
     return {item.name: why for item in items if (why := why_absent(item))}
 
 
-def compute(
-    workloads: Iterable[Workload],
-    methods: Iterable[Method],
-    seeds: int,
-    processes: int,
-    runs: Runs,
-    given: GivenRates | None = None,
-) -> None:
-    """Train what is not stored, or was trained with another version of the source or of a package.
-
-    Of grids, only the given rates run, if there are any.
-    """
-    absent = absences(workloads, methods)
-    for name, why in absent.items():
-        print(f"{name} is left out: {why}")
-    present = [(w, m) for w in workloads for m in methods if w.name not in absent and m.name not in absent]
-    pairs = [(w, tried) for w, m in present if (tried := as_tried(w, m, given)).settings]
-    grids = [job for workload, method in pairs for job in _first_settings(workload, method, seeds)]
-    _compute_missing(grids, processes, runs, "tuning")
-    best = [job for workload, method in pairs for job in _best_settings(runs, workload, method, seeds)]
-    _compute_missing(best, processes, runs, "all seeds")
+def can_run(workload: Workload, method: Method) -> bool:
+    return workload.full_batch or not method.full_batch_only
 
 
-def _first_settings(workload: Workload, method: Method, seeds: int) -> list[Job]:
-    """Whole grids on one seed; what has no grid is not waited for."""
-    if method.has_grid:
-        return [Job(workload, method, setting, TUNED_ON) for setting in method.settings]
-    return [Job(workload, method, method.settings[0], seed) for seed in range(seeds)]
-
-
-def _best_settings(runs: Runs, workload: Workload, method: Method, seeds: int) -> list[Job]:
-    """The best of each grid on the other seeds; what has no grid is done, or has failed once already."""
-    if not method.has_grid:
-        return []
-    setting = best_setting(method, tuning_runs(runs, workload, method))
-    return [Job(workload, method, setting, seed) for seed in range(seeds)]
-
-
-def _compute_missing(jobs: list[Job], processes: int, runs: Runs, what: str) -> None:
-    def missing(job: Job) -> bool:
+def find_loss(runs: Runs, workload: Workload, method: Method, usable: Usable) -> FindLoss:
+    def loss(setting: Setting) -> float | None:
+        job = Job(workload, method, setting, TUNED_ON)
         run = runs.load(job)
-        return run is None or run.outcome == "failed" or not runs.is_current(job)
+        return run.final if run is not None and usable(job, run) else None
 
-    todo = [job._replace(workload=with_checkpoint(runs.checkpoints, job.workload)) for job in jobs if missing(job)]
-    with tqdm(total=len(todo), desc=what, unit="run", disable=None) as bar:
-        for job, run in run_all(todo, processes):
-            runs.save(job, run)
-            bar.update()
-            if run.outcome == "failed":
-                bar.write(f"{job.workload.name}, {job.method.name}, seed {job.seed} failed: {run.message}")
+    return loss
 
 
-def _chosen(runs: Runs, workload: Workload, method: Method, given: GivenRates | None) -> float | str | None:
-    """The setting that a method is shown with, or what is missing to choose it."""
-    tried = as_tried(workload, method, given)
-    if given is not None and not tried.settings:
-        return f"no rate in {given.name}"
-    if not tried.has_grid:
-        return tried.settings[0]
-    tuned = tuning_runs(runs, workload, method)
-    if len(tuned) < len(method.settings):  # half a grid has no best
-        grid = [Job(workload, method, setting, TUNED_ON) for setting in method.settings]
-        return _lacking(runs, grid, "settings of the grid")
-    return best_setting(method, tuned)
+def searches(
+    workloads: Iterable[Workload], methods: Iterable[Method], runs: Runs, usable: Usable
+) -> dict[tuple[str, str], Search]:
+    """Return the state of every search, by the names of workload and method."""
+    pairs = [(w, m) for w in workloads for m in methods if m.rates and can_run(w, m)]
+    return {(w.name, m.name): search(m, find_loss(runs, w, m, usable)) for w, m in pairs}
 
 
-def _cell(runs: Runs, workload: Workload, method: Method, setting: float | None, seeds: int) -> Cell | str:
-    """Return what is stored of a method on a workload, or what is missing."""
-    jobs = [Job(workload, method, setting, seed) for seed in range(seeds)]
-    found = {job.seed: run for job in jobs if (run := runs.load(job)) is not None}
-    if len(found) < seeds:
-        return _lacking(runs, jobs, "seeds")
-    ends = method.settings[0], method.settings[-1]
-    outdated = sum(not runs.is_current(job) for job in jobs)
-    return Cell(setting, method.has_grid and setting in ends, found, outdated)
+def choose(
+    workloads: Sequence[Workload], methods: Iterable[Method], runs: Runs, usable: Usable, absent: Collection[str] = ()
+) -> Chosen:
+    """Choose settings by the runs on the tuning seed.
+
+    A single setting is chosen when no search goes on, except on workloads that are absent.
+    """
+    methods = [method for method in methods if method.rates]
+    states = searches(workloads, methods, runs, usable)
+    tuned = {pair: state.best for pair, state in states.items() if state.best is not None}
+    single = {}
+    for method in methods:
+        if any((w.name, method.name) not in tuned and w.name not in absent for w in workloads):
+            continue
+        tried = [Setting(rate, decay) for rate in RATES for decay in (method.decays or (None,))]
+        found = {}
+        for workload in (w for w in workloads if (w.name, method.name) in tuned):
+            loss = find_loss(runs, workload, method, usable)
+            found[workload.name] = {setting: value for setting in tried if (value := loss(setting)) is not None}
+        if (best := best_single(found)) is not None:
+            single[method.name] = best
+    return Chosen(tuned, single)
 
 
-def _lacking(runs: Runs, jobs: list[Job], what: str) -> str:
-    found = sum(runs.load(job) is not None for job in jobs)
-    return f"{found} of {len(jobs)} {what}" if found else "not run"
+def settings_of(chosen: Chosen, workload: Workload, method: Method) -> dict[str, Setting | None]:
+    """Return the setting of each row of a method on a workload; None if it is not known yet."""
+    if not method.rates:
+        return {DEFAULT: method.default}
+    tuned, single = chosen.tuned.get((workload.name, method.name)), chosen.single.get(method.name)
+    return {TUNED: tuned, SINGLE: single, DEFAULT: method.default}
 
 
 def assemble(
-    workloads: Iterable[Workload],
-    methods: Iterable[Method],
+    workloads: Sequence[Workload],
+    methods: Sequence[Method],
     seeds: int,
     runs: Runs,
-    given: GivenRates | None = None,
+    given: Chosen | None = None,
     stored_only: bool = False,
 ) -> Table:
     """Collect what is stored and what is missing. Runs on data that are absent by now are shown as well.
@@ -176,22 +146,33 @@ def assemble(
     If nothing is going to be trained (`stored_only`), neither data nor packages are looked for.
     """
     absent = {} if stored_only else absences(workloads, methods)
-    cells, missing, rates = {}, {}, {}
+    chosen = given or choose(workloads, methods, runs, lambda job, run: True, absent)
+    cells, missing = {}, {}
     for workload in workloads:
-        for method in methods:
-            if method.name in absent:
-                continue
-            pair = workload.name, method.name
-            setting = _chosen(runs, workload, method, given)
-            found = setting if isinstance(setting, str) else _cell(runs, workload, method, setting, seeds)
-            if method.has_grid and isinstance(setting, float):
-                rates[pair] = setting
-            if isinstance(found, Cell):
-                cells[pair] = found
-            else:
-                missing[pair] = found
-    chosen = rates if given is None else given.rates
-    return Table(tuple(workloads), tuple(methods), seeds, cells, absent, missing, chosen, given)
+        for method in (m for m in methods if m.name not in absent and can_run(workload, m)):
+            settings = settings_of(chosen, workload, method)
+            for kind, row in rows_of(method).items():
+                found = _cell(runs, workload, method, settings[kind], seeds, chosen, kind)
+                if isinstance(found, Cell):
+                    cells[workload.name, row.name] = found
+                else:
+                    missing[workload.name, row.name] = found
+    rows = tuple(row for method in methods for row in rows_of(method).values())
+    absent = absent | {row.name: absent[m.name] for m in methods if m.name in absent for row in rows_of(m).values()}
+    return Table(tuple(workloads), rows, seeds, cells, absent, missing, chosen)
+
+
+def _cell(
+    runs: Runs, workload: Workload, method: Method, setting: Setting | None, seeds: int, chosen: Chosen, kind: str
+) -> Cell | str:
+    """Return what is stored of a method on a workload, or what is missing."""
+    if setting is None:
+        return f"no setting in {chosen.file_name}" if chosen.file else f"search of its {kind} setting not finished"
+    jobs = [Job(workload, method, setting, seed) for seed in range(seeds)]
+    found = {job.seed: run for job in jobs if (run := runs.load(job)) is not None}
+    if len(found) < seeds:
+        return f"{len(found)} of {seeds} seeds" if found else "not run"
+    return Cell(setting, found, sum(not runs.is_current(job) for job in jobs))
 
 
 def what_was_run(table: Table) -> Table:

@@ -10,23 +10,29 @@ from vsgd_bench.compare.judging import (
     AXES,
     COMPARISONS,
     MEASURES,
+    SIGNS,
     TOLERANCE,
     Comparison,
+    Difference,
     compared,
-    count_verdicts,
+    count_signs,
+    differences,
+    effect,
+    goal_of,
     has_failed,
     spread,
+    target_ratios,
     targets,
     time_to,
 )
-from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.methods import RATES, Method
 from vsgd_bench.compare.ours import OURS
-from vsgd_bench.compare.runs import setting_name
+from vsgd_bench.compare.search import MAX_RATIO
 from vsgd_bench.compare.table import Cell, Table, what_was_run
 from vsgd_bench.compare.workloads import Workload
 
-SIGNS = {"better": "+", "not worse": "=", "worse": "−", None: "·"}
 NOT_RUN = "not run"
+SUMMARY_TITLE = "vSGD against each, at equal updates"
 
 
 class Grid(NamedTuple):
@@ -53,7 +59,7 @@ def _loss(cell: Cell | None, measure: str) -> str:
 
 
 def _rate(cell: Cell) -> str:
-    return "" if cell.setting is None else f" @{setting_name(cell.setting)}{'†' if cell.at_edge else ''}"
+    return "" if cell.setting.rate is None else f" @{cell.setting}"
 
 
 def _mark_best(texts: list[str], cells: list[Cell | None], measure: str) -> list[str]:
@@ -63,20 +69,25 @@ def _mark_best(texts: list[str], cells: list[Cell | None], measure: str) -> list
     return [f"**{text}**" if mean == best and math.isfinite(best) else text for text, mean in marked]
 
 
+def _main_rows(table: Table) -> list[Method]:
+    """Return the rows of methods at their best: tuned on each workload, or without anything to tune."""
+    return [method for method in table.methods if "/" not in method.name]
+
+
 def finals(table: Table) -> Grid:
     """An overview: a row for each workload, a column for each method."""
-    rows = []
+    rows, methods = [], _main_rows(table)
     for workload in table.workloads:
-        cells = [table.cells.get((workload.name, method.name)) for method in table.methods]
+        cells = [table.cells.get((workload.name, method.name)) for method in methods]
         texts = [_loss(cell, "final") + ("" if cell is None else _rate(cell)) for cell in cells]
         rows.append([workload.title, *_mark_best(texts, cells, "final")])
     words = (
-        "Held-out loss at the end, mean over seeds ± standard error; the best of each row is bold. After @ stands the "
-        "learning rate that was best on the first seed."
+        "Final held-out loss, mean over seeds ± standard error; the best of each row is bold. After @ stands the "
+        "setting that was best on the first seed: learning rate and weight decay."
     )
-    if edges := at_edges(table):
-        words += f" † The best rate is at an end of the grid, so a wider one might do better: {', '.join(edges)}."
-    return Grid("Final losses", words, ["workload", *(method.title for method in table.methods)], rows)
+    if limits := at_limits(table):
+        words += f" A best rate is at a limit of the search, {RATES[0]:g} or {RATES[-1]:g}: {', '.join(limits)}."
+    return Grid("Final losses", words, ["workload", *(method.title for method in methods)], rows)
 
 
 def _time_to_target(table: Table, workload: Workload, cell: Cell | None, axis: str) -> str:
@@ -101,14 +112,14 @@ def three_losses(table: Table) -> Grid:
             times = [_time_to_target(table, workload, cell, axis) for axis in AXES]
             rows.append([workload.title, method.title, *losses, *times])
     words = (
-        "Held-out loss at the end, the lowest held-out loss at any evaluation point, and the loss at the end on rows "
-        "that were learned from; mean over seeds ± standard error, the best of each workload bold. An optimizer "
-        "that fits faster over-fits sooner: then the first is above the second. Behind them, what is spent until "
-        f"the held-out loss is {TOLERANCE:g} times the final one of the best AdamW with cosine decay on the same seed, "
-        "linearly between evaluation points. Online, all three are the held-out loss."
+        "Final held-out loss, lowest held-out loss at any evaluation point, and final loss on training rows; mean over "
+        "seeds ± standard error, the best of each workload bold. An optimizer that fits faster overfits sooner: then "
+        "the first is above the second. Behind them is what is spent until the held-out loss is "
+        f"{TOLERANCE:g} times the final one of tuned AdamW on the same seed, linearly between evaluation points. "
+        "Online, all three are the held-out loss."
     )
     head = ["workload", "optimizer", *MEASURES.values(), *(f"{words} to target" for words in AXES.values())]
-    return Grid("Held-out, best on the way and training loss", words, head, rows)
+    return Grid("Final, best and training loss", words, head, rows)
 
 
 def costs(table: Table) -> Grid:
@@ -132,15 +143,15 @@ def costs(table: Table) -> Grid:
         "Gradients a step, and milliseconds of one thread, means over seeds. Milliseconds of runs that were not alone "
         "on the machine, or not on the same, are good to some tens of percent."
     )
-    return Grid("What an update takes", words, ["workload", *(method.title for method in table.methods)], rows)
+    return Grid("What an update takes", words, ["workload", *(method.title for method in _main_rows(table))], rows)
 
 
-def at_edges(table: Table) -> list[str]:
+def at_limits(table: Table) -> list[str]:
     return [
         f"{method.title} on {workload.title}"
         for workload in table.workloads
         for method in table.methods
-        if (cell := table.cells.get((workload.name, method.name))) is not None and cell.at_edge
+        if method.rates and (cell := table.cells.get((workload.name, method.name))) is not None and cell.at_limit
     ]
 
 
@@ -148,63 +159,87 @@ def _opponents(table: Table) -> list[Method]:
     return [method for method in table.methods if method.name != OURS]
 
 
-def _said(table: Table, opponent: Method, comparison: Comparison) -> list[str | None]:
-    return [compared(table, workload, opponent.name, comparison) for workload in table.workloads]
-
-
 def _rule(table: Table) -> str:
     """Return the sentence that says when two losses count as different."""
     if table.seeds == 1:
         return "There is one seed, so every difference counts, however small."
-    return "Two losses are equal if they differ by at most one standard error of the paired difference over seeds."
+    return "Two losses are equal if the 95 % confidence interval of their ratio contains 1 (paired t over seeds)."
 
 
-def _judged_by_bar(comparison: Comparison, opponent: Method, counts: dict[str, int]) -> list[str]:
-    """Return the goal against an opponent and whether it is reached."""
-    if (bar := comparison.bars.get(opponent.name)) is None or not any(counts.values()):
-        return ["", ""]
-    return [bar.words, "yes" if bar.is_met(counts) else "no"]
+def _ratio(found: Difference | None) -> str:
+    return "·" if found is None else f"{found.ratio:.3g} {SIGNS[found.sign]}"
+
+
+def failures(table: Table) -> Grid:
+    """The workloads on which vSGD is worse, and than which opponents."""
+    rows = []
+    for workload in table.workloads:
+        lists = []
+        for comparison in AT_EQUAL_UPDATES:
+            found = [(m, compared(table, workload, m.name, comparison)) for m in _opponents(table)]
+            worse = sorted(((d.ratio, m.title) for m, d in found if d is not None and d.sign == "worse"), reverse=True)
+            lists.append("; ".join(f"{title} ({ratio:.3g})" for ratio, title in worse))
+        if any(lists):
+            rows.append([workload.title, *lists])
+    words = (
+        "The opponents that end with a lower loss than vSGD, with the ratio of vSGD's loss to theirs. "
+        f"{_rule(table)} Workloads on which no opponent is better are not listed."
+    )
+    if ours := [cell for (_, name), cell in table.cells.items() if name == OURS]:
+        diverged = sum(run.outcome == "diverged" for cell in ours for run in cell.runs.values())
+        words += f" Runs of vSGD that diverged: {diverged}."
+    return Grid("Where vSGD is worse", words, ["workload", *(f"{words} loss" for words in MEASURES.values())], rows)
 
 
 def summary(table: Table) -> Grid:
     """Our default against each opponent by all three losses."""
     rows = []
+    ours = sum(name == OURS for _, name in table.cells)
     for opponent in _opponents(table):
-        row = [opponent.title]
+        row, goals = [opponent.title], []
         for comparison in AT_EQUAL_UPDATES:
-            counts = count_verdicts(_said(table, opponent, comparison))
-            text = " / ".join(str(count) for count in counts.values()) if any(counts.values()) else NOT_RUN
-            row += [text, *_judged_by_bar(comparison, opponent, counts)]
-        rows.append(row)
+            found = differences(table, opponent.name, comparison)
+            if len(row) == 1:
+                row.append(str(len(found)))
+            counts = " / ".join(str(count) for count in count_signs(found).values())
+            row += [counts, str(effect([each.ratio for each in found]))] if found else [NOT_RUN, ""]
+            if found and (goal := goal_of(opponent, comparison)) is not None:
+                reached = "reached" if goal.is_reached(found) else "**missed**"
+                reached += f" on {len(found)} of {ours} workloads" if len(found) < ours else ""
+                goals.append(f"{MEASURES[comparison.measure]} {goal.words}: {reached}")
+        rows.append([*row, str(effect(target_ratios(table, opponent.name, "updates"))), "; ".join(goals)])
     words = (
         "Wins / ties / losses of vSGD's default against each opponent, by final, best and training loss. "
-        f"{_rule(table)} The goal is the share of workloads that vSGD is meant to win or not to lose."
+        f"{_rule(table)} Behind them is the geometric mean over workloads of vSGD's loss over that of the opponent: "
+        "below 1, vSGD is better. In brackets is its 95 % bootstrap confidence interval over workloads. The ratio of "
+        "updates to target is that of the updates until the final loss of tuned AdamW is reached. A ratio is at most "
+        f"{MAX_RATIO:g} and at least {1 / MAX_RATIO:g}, also if a run diverges or misses the target."
     )
-    head = ["opponent"]
-    for comparison in AT_EQUAL_UPDATES:
-        head += [MEASURES[comparison.measure], "goal", "reached"]
-    return Grid("vSGD against each, at equal updates: better / equal / worse", words, head, rows)
+    head = ["opponent", "workloads"]
+    for measure in MEASURES.values():
+        head += [measure, f"{measure} ratio"]
+    return Grid(SUMMARY_TITLE, words, [*head, "updates to target ratio", "goal"], rows)
 
 
-def verdicts(table: Table, comparison: Comparison) -> Grid:
-    """Our default against each opponent: counts first, then a sign for each workload."""
+def comparison_table(table: Table, comparison: Comparison) -> Grid:
+    """Our default against each opponent: the ratio of losses and a sign for each workload."""
     rows = []
     for opponent in _opponents(table):
-        said = _said(table, opponent, comparison)
-        counts = count_verdicts(said)
-        texts = [str(count) for count in counts.values()] if any(counts.values()) else [NOT_RUN] * 3
-        signs = [SIGNS[word] for word in said]
-        rows.append([opponent.title, *texts, *_judged_by_bar(comparison, opponent, counts), *signs])
+        found = [compared(table, workload, opponent.name, comparison) for workload in table.workloads]
+        known = [each for each in found if each is not None]
+        counts = " / ".join(str(count) for count in count_signs(known).values()) if known else NOT_RUN
+        mean = str(effect([each.ratio for each in known]))
+        rows.append([opponent.title, counts, mean, *(_ratio(each) for each in found)])
     words = (
-        "vSGD's default against each opponent, workload by workload: + better, − worse, = equal, · not known. "
-        f"{_rule(table)} Shares in the goals are of the workloads with a sign."
+        "vSGD's loss over that of each opponent, workload by workload, a geometric mean over seeds: + vSGD is better, "
+        f"− worse, = equal, · not known. {_rule(table)}"
     )
     if comparison.axis != "updates":
         words += (
-            " Both curves are read where the one that spent less ends, linearly between evaluation points. Grids keep "
-            "the rate that was best at equal epochs. An online workload has no sign: less of a stream is other rows."
+            " Both curves are read where the one that spent less ends, linearly between evaluation points. Settings "
+            "are those that were best at equal epochs. An online workload has no sign: less of a stream is other rows."
         )
-    head = ["opponent", "better", "equal", "worse", "goal", "reached", *(workload.name for workload in table.workloads)]
+    head = ["opponent", "wins / ties / losses", "mean ratio", *(workload.name for workload in table.workloads)]
     title = f"vSGD against each, {MEASURES[comparison.measure]} loss at equal {AXES[comparison.axis]}"
     return Grid(title, words, head, rows)
 
@@ -227,15 +262,19 @@ def endings(table: Table) -> Grid:
 
 
 def settings(table: Table) -> Grid:
-    rows = [
-        [method.title, method.package, method.setting_words, "sparse" if method.sparse else "dense"]
-        for method in table.methods
-    ]
+    rows = []
+    for method in _main_rows(table):
+        first = f"rates from {method.rates[0]:.2g} to {method.rates[-1]:.2g}, and beyond" if method.rates else ""
+        decays = f"; weight decay {', '.join(f'{decay:g}' for decay in method.decays)}" if method.decays else ""
+        default = "" if method.default.rate is None else str(method.default)
+        gradients = "sparse" if method.sparse else "dense"
+        rows.append([method.title, method.package, method.note, default, first + decays, gradients])
     words = (
         "What each optimizer is. Those that accept sparse gradients get them from embeddings; the others get the same "
         "network with dense gradients."
     )
-    return Grid("Optimizers", words, ["optimizer", "package", "setting", "gradients of embeddings"], rows)
+    head = ["optimizer", "package", "what it is", "default", "search", "gradients of embeddings"]
+    return Grid("Optimizers", words, head, rows)
 
 
 def workloads(table: Table) -> Grid:
@@ -284,17 +323,18 @@ def missing(table: Table) -> Grid:
     everyone = len(table.methods)
     rows = [[w, "all" if len(names) == everyone else ", ".join(names), why] for (w, why), names in lacking.items()]
     words = "These are in no table or drawing. The same command computes them; damaged runs are computed again."
-    if table.given is not None:
-        words += " Where there is no rate, one is chosen without `--rates`."
+    if table.chosen.file is not None:
+        words += " Where there is no setting, one is chosen without `--rates`."
     return Grid("What is missing", words, ["workload", "optimizers", "what is missing"], rows)
 
 
 def result_tables(table: Table) -> list[Grid]:
     return [
+        failures(table),
         summary(table),
         finals(table),
         three_losses(table),
-        *(verdicts(table, comparison) for comparison in COMPARISONS),
+        *(comparison_table(table, comparison) for comparison in COMPARISONS),
         costs(table),
         endings(table),
     ]

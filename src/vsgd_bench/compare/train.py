@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from vsgd_bench.compare.checkpoints import load_weights
-from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.methods import Budget, Method, Setting
 from vsgd_bench.compare.workloads import Task, Workload
 
 EVALUATION_POINTS, EVALUATION_POINTS_ONLINE = 12, 50
@@ -82,7 +82,7 @@ def minibatch(task: Task, rows: Tensor, rng: torch.Generator) -> tuple[Tensor, T
 class Learner:
     """A model, its optimizer and the minibatches to come, with a count of gradients."""
 
-    def __init__(self, workload: Workload, method: Method, setting: float | None, seed: int):
+    def __init__(self, workload: Workload, method: Method, setting: Setting, seed: int):
         torch.manual_seed(seed)  # the same weights whatever the optimizer
         self.task = workload.build(seed, method.sparse)
         if workload.checkpoint is not None:
@@ -91,7 +91,8 @@ class Learner:
         self.method = method
         self.batch = workload.batch
         self.batches = minibatches(len(self.task.split.x), workload, seed)
-        self.optimizer = method.make(self.task.model, setting, len(self.batches))
+        budget = Budget(len(self.batches), len(self.task.split.x))
+        self.optimizer = method.make(self.task.model, setting, budget)
         self.evaluations = 0
         self.rng = torch.Generator().manual_seed(seed)
 
@@ -141,7 +142,7 @@ def warm_up(learner: Learner) -> None:
             learner.update(rows)
 
 
-def train(workload: Workload, method: Method, setting: float | None, seed: int) -> Run:
+def train(workload: Workload, method: Method, setting: Setting, seed: int) -> Run:
     """Train and watch. A loss that is not finite ends the run."""
     torch.set_num_threads(1)
     learner = Learner(workload, method, setting, seed)

@@ -38,6 +38,7 @@ class Workload(NamedTuple):
     Attributes:
         build: makes the task of a seed; `sparse` says whether the optimizer takes sparse gradients.
         files: what has to be in the folder of data.
+        full_batch: every minibatch is the whole training set, and the loss has no noise.
         online: rows come once, in their order, and the loss is that of each part before it is learned from.
         pretraining: the workload whose trained weights this one starts from, none if it starts at random.
         checkpoint: where these weights are stored; filled in before a run.
@@ -52,6 +53,7 @@ class Workload(NamedTuple):
     online: bool = False
     pretraining: Workload | None = None
     checkpoint: Path | None = None
+    full_batch: bool = False
 
 
 def digits_logistic(seed: int, sparse: bool) -> Task:

@@ -1,14 +1,9 @@
 """Other processes that train the same model. Only this package imports `torch.distributed`."""
 
-from vsgd.torch.distributed.agreement import (
-    check_averaged,
-    checksum,
-    contents_of,
-    evaluate_on_all_ranks,
-    facts_of,
-    reduce_checks,
-)
-from vsgd.torch.distributed.hook import local_gradients
+import torch
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+
+from vsgd.torch.distributed.agreement import Agreement, check_averaged, evaluate_on_all_ranks, reduce_checks
 from vsgd.torch.distributed.messages import (
     ALONE,
     AVERAGED,
@@ -34,6 +29,7 @@ from vsgd.torch.distributed.shards import (
 __all__ = [
     "ALONE",
     "AVERAGED",
+    "Agreement",
     "DifferenceError",
     "PeerError",
     "Processes",
@@ -42,10 +38,7 @@ __all__ = [
     "check_averaged",
     "check_replicas",
     "check_sharding",
-    "checksum",
-    "contents_of",
     "evaluate_on_all_ranks",
-    "facts_of",
     "is_sharded",
     "key_of",
     "like",
@@ -57,3 +50,19 @@ __all__ = [
     "shards_of",
     "summed",
 ]
+
+
+# DistributedDataParallel reads the annotations of a hook, and needs types
+def local_gradients(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Let DistributedDataParallel leave each process its own gradient, as `VSGD(..., distributed=Replicas())` needs it.
+
+        model = DistributedDataParallel(model)
+        model.register_comm_hook(None, vsgd.torch.local_gradients)
+
+    Args:
+        state: not used.
+        bucket: gradients of this process, which stay as they are.
+    """
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from vsgd.torch.devices import read_numbers
 from vsgd.torch.distributed.messages import DifferenceError, Processes
 from vsgd.torch.distributed.shards import holds_shards, is_sharded
 from vsgd.torch.process import call_before_forward
@@ -45,6 +46,7 @@ def facts_of(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> d
     facts: dict[str, Any] = {"the number of groups": len(groups)}
     for k, group in enumerate(groups):
         facts |= {f"{name} of group {k}": float(group[name]) for name in ("lr", "weight_decay")}
+        facts[f"steps_per_epoch of group {k}"] = group["steps_per_epoch"]
         names = ("algorithm", "maximize", "steps", "unprobed", "skipped_in_a_row")
         facts |= {f"{name} of group {k}": group[name] for name in names}
         facts[f"the number of parameters of group {k}"] = len(group["params"])
@@ -65,6 +67,52 @@ def contents_of(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -
         "the state of parameter": tuple(described([v for _, v in sorted(state.get(p, {}).items())]) for p in whole),
         **facts,
     }
+
+
+class Agreement:
+    """What the processes must have in common at the beginning of a step."""
+
+    def __init__(self) -> None:
+        self._is_compared = False
+        """Whether weights and states have been compared since they were set from outside."""
+        self._changes: list[Any] = []
+
+    def add_changes(self, changes: Sequence[Any]) -> None:
+        """Remember whether weights were set since the last step: for each block a bool, or a tensor on a device."""
+        self._changes += changes
+
+    def begin(
+        self,
+        processes: Processes,
+        settings: dict[str, Any],
+        groups: Sequence[dict[str, Any]],
+        state: Mapping[Tensor, Any],
+        others: Sequence[Tensor],
+    ) -> Processes:
+        """Return the processes with the facts that must be equal in all of them during a step.
+
+        Args:
+            processes: those that train the same model.
+            settings: of the optimizer, by name.
+            groups: parameter groups.
+            state: state of the parameters.
+            others: further tensors that are saved with the state.
+        """
+        changes, self._changes = self._changes, []
+        if processes.size == 1:
+            return processes
+        is_compared = self._is_compared and not any(read_numbers(changes))
+        facts = {**settings, **facts_of(groups, state)}
+        facts["whether weights or state were set since the last step"] = not is_compared
+        if not is_compared:
+            facts |= contents_of(groups, state)
+            facts["corrections of running statistics"] = checksum(others)
+        processes = processes.with_facts(facts)
+        if not is_compared:  # before a closure communicates in ways that depend on settings
+            self._is_compared = False
+            processes.numbers("start of the step")
+            self._is_compared = True
+        return processes
 
 
 def described(tensors: Sequence[Tensor]) -> str:

@@ -26,13 +26,13 @@ def holds_shards(module: nn.Module) -> bool:
 
 
 def local_of(tensor: Any) -> Tensor:
-    """The part of a tensor that this process holds; the same memory."""
+    """Return the part of a tensor that this process holds, in the same memory."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
 def like(parameter: Any, part: Tensor) -> Tensor:
-    """A local part as a tensor that is sharded like the parameter; the same memory."""
+    """Return a local part as a tensor that is sharded like the parameter, in the same memory."""
     if not is_sharded(parameter):
         return part
     from torch.distributed.tensor import DTensor
@@ -61,24 +61,24 @@ class Shards(NamedTuple):
     """The place of the first coordinate of this process within each segment."""
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over the processes."""
+        """Return the sum over the processes."""
         total = values.clone()
         dist.all_reduce(total, group=self.group)
         return total
 
 
 def summed(sums: Tensor, shards: Shards | None) -> Tensor:
-    """Sums over coordinates, of all processes that share a tensor."""
+    """Return sums over coordinates, of all processes that share a tensor."""
     return sums if shards is None else shards.add_up(sums)
 
 
 def key_of(parameter: Any) -> Any:
-    """Parameters with the same key may share buffers."""
+    """Return a key: parameters with the same one may share buffers."""
     return (parameter.device_mesh, parameter.placements) if is_sharded(parameter) else None
 
 
 def shards_of(parameters: list[Tensor]) -> Shards | None:
-    """Of parameters with the same key; None if each process holds all of them."""
+    """Return the shards of parameters with the same key; None if each process holds all of them."""
     first: Any = parameters[0]
     if not is_sharded(first):
         return None

@@ -41,7 +41,7 @@ class Call:
         self.grads: dict[int, Tensor] = {}
 
     def refuse_ambiguity(self) -> None:
-        """As many positions as samples, and samples not first: layers around this one would count the positions."""
+        """Raise if samples are not first and as many as the positions, which other layers would count."""
         first = next((item for item in self.inputs if isinstance(item, Tensor)), None)
         if first is None or first.dim() != 3 or getattr(self.module, "batch_first", True):
             return
@@ -52,7 +52,7 @@ class Call:
             )
 
     def finish(self, output: Any, listening: Callable[[], bool]) -> None:
-        """The call returned: keep what a replay needs, and wait for gradients."""
+        """Store what a replay needs after the call has returned, and wait for gradients."""
         if self.is_packed:
             raise SampleError(f"module {self.name!r} got a PackedSequence, whose samples interleave; pad instead")
         after = self.random_state()
@@ -65,7 +65,7 @@ class Call:
                 leaf.register_hook(lambda grad, place=place: self.receive(place, grad) if listening() else None)
 
     def random_state(self) -> RandomState:
-        """The states of the random generators that the module may use."""
+        """Return the states of the random generators that the module may use."""
         inputs = (item for item in self.inputs if isinstance(item, Tensor))
         return random_state([*inputs, *self.module.parameters()])
 
@@ -101,20 +101,20 @@ class Call:
             )
 
     def leading_size(self) -> int:
-        """The number of samples as this call alone shows it."""
+        """Return the number of samples according to this call alone."""
         axis = 0 if getattr(self.module, "batch_first", True) else 1
         sizes = [item.shape[axis] for item in self.inputs if isinstance(item, Tensor) and item.dim() > axis]
         return sizes[0] if sizes else 0
 
     def axis(self, place: int, shape: torch.Size, count: int) -> int | None:
-        """Which axis of an input or output holds the samples; None if it is shared by all of them."""
+        """Return the sample axis of an input or output; None if all samples share it."""
         axis = 0 if getattr(self.module, "batch_first", True) else 1
         if isinstance(self.module, nn.RNNBase) and place > 0:
             axis = 1  # hidden states are layers × samples whatever batch_first says
         return axis if len(shape) > axis and shape[axis] == count else None
 
     def sample_grads(self, samples: slice) -> Grads:
-        """Gradients of some samples, samples × parameter, for all wanted parameters."""
+        """Return gradients of some samples, samples × parameter, for all wanted parameters."""
         wanted = {self.names[id(p)]: self.state[self.names[id(p)]] for p in self.params}
         if not self.is_random:
             try:
@@ -156,7 +156,7 @@ class Call:
         return self.pullback(cut(self.inputs, self.input_axes, one), wanted)(self.output_grads(one))
 
     def masked(self, j: int) -> dict[int, Tensor]:
-        """Output gradients of the whole batch, zero except for sample j."""
+        """Return output gradients of the whole batch, zero except for sample j."""
         kept = {}
         for place, grad in self.grads.items():
             axis = self.output_axes[place] or 0
@@ -172,7 +172,7 @@ class Call:
     def pullback(
         self, inputs: list[Any], wanted: dict[str, Tensor]
     ) -> Callable[[dict[int, Tensor]], dict[str, Tensor]]:
-        """Run the module once more; returns the function from output gradients to parameter gradients."""
+        """Run the module once more. Return the function from output gradients to parameter gradients."""
         args, kwargs = pytree.tree_unflatten(inputs, self.structure)
         rest = {key: value for key, value in self.state.items() if key not in wanted}
 
@@ -195,7 +195,7 @@ class Call:
 
 
 def cut(items: list[Any], axes: list[int | None], samples: slice) -> list[Any]:
-    """Some samples of those tensors that have any; the others as they are."""
+    """Return some samples of the tensors that have a sample axis; the others unchanged."""
     length = samples.stop - samples.start
     return [
         item if axis is None else item.narrow(axis, samples.start, length)
@@ -209,7 +209,7 @@ def stacked(rows: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def present_autocast(inputs: Iterable[Any]) -> Callable[[], AbstractContextManager[Any]]:
-    """What sets the autocasting of now again, when the user's has ended."""
+    """Return a context that repeats the present autocasting after the user's has ended."""
     device = next((item.device.type for item in inputs if isinstance(item, Tensor)), "cpu")
     if not torch.is_autocast_enabled(device):
         return nullcontext

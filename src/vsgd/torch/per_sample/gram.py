@@ -13,7 +13,7 @@ from vsgd.torch.per_sample.terms import Lookup, Outer, Placed, Term, Terms, look
 
 
 def gram_matrix(terms: Terms, calls: list[Call], count: int) -> Tensor:
-    """⟨g_i, g_j⟩ over all parameters, n × n."""
+    """Return ⟨g_i, g_j⟩ over all parameters, n × n."""
     replayed = list(dict.fromkeys(param for call in calls for param in call.params))
     parts = [parameter_gram(param, placed, count) for param, placed in terms.items() if param not in replayed]
     if replayed:
@@ -53,7 +53,7 @@ def block_gram(terms: list[Term], rows: int, columns: int, count: int) -> Tensor
 def weighted_sums(
     params: list[Tensor], terms: Terms, calls: list[Call], count: int, weights: Tensor
 ) -> dict[Tensor, Tensor]:
-    """Σ_j w_j g_j of these parameters."""
+    """Return Σ_j w_j g_j of these parameters."""
     replayed = list(dict.fromkeys(param for call in calls for param in call.params))
     result = {
         param: placed_total(param, [weighted(item, weights) for item in terms[param]], sparse=False)

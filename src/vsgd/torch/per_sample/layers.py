@@ -14,18 +14,18 @@ from vsgd.torch.per_sample.terms import Explicit, Lookup, Outer, SampleError, Te
 
 
 def trailing(grad: Tensor, axes: int) -> Tensor:
-    """Gradients of parameters that span the last axes: all between those and the samples is added up."""
+    """Return gradients of parameters that span the last axes: sums over the axes between these and the samples."""
     middle = tuple(range(1, grad.dim() - axes))
     return grad.sum(middle) if middle else grad
 
 
 def per_channel(grad: Tensor) -> Tensor:
-    """Gradients of parameters that span the channels, the axis after the samples."""
+    """Return gradients of parameters that span the channels, the axis after the samples."""
     return grad.flatten(2).sum(2) if grad.dim() > 2 else grad
 
 
 def normed_by(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """Batch normalisation with fixed statistics, as in evaluation, where samples do not mix."""
+    """Return batch normalization with fixed statistics, as in evaluation, where samples do not mix."""
     shape = (1, -1, *(1,) * (x.dim() - 2))
     return (x - mean.view(shape)) * torch.rsqrt(var + eps).view(shape)
 
@@ -34,7 +34,7 @@ Size = int | Sequence[int]
 
 
 def pair(size: Size, axes: int) -> tuple[int, int]:
-    """A setting for both image axes; a convolution over time is one over an image of height 1."""
+    """Return a setting for both image axes. A convolution over time is one over an image of height 1."""
     values = (size,) * axes if isinstance(size, int) else tuple(size)
     if len(values) == 1:
         values = values * axes
@@ -44,7 +44,7 @@ def pair(size: Size, axes: int) -> tuple[int, int]:
 def unfolder(
     weight: Tensor, stride: Size, padding: Size | str, dilation: Size, groups: int
 ) -> Callable[[Tensor], Tensor]:
-    """A function from inputs to n × groups × positions × (channels of the group · kernel)."""
+    """Return a function from inputs to n × groups × positions × (channels of the group · kernel)."""
     axes = weight.dim() - 2
     kernel = pair(weight.shape[2:], axes)
     steps, spacing = pair(stride, axes), pair(dilation, axes)
@@ -61,7 +61,7 @@ def unfolder(
 
 
 def margins_of(padding: Size | str, kernel: tuple[int, int], spacing: tuple[int, int], axes: int) -> list[int]:
-    """Zeros to put around an image: left, right, top, bottom."""
+    """Return the numbers of zeros around an image: left, right, top, bottom."""
     if padding == "valid":
         return [0, 0, 0, 0]
     if isinstance(padding, str):
@@ -72,7 +72,7 @@ def margins_of(padding: Size | str, kernel: tuple[int, int], spacing: tuple[int,
 
 
 def tokens(index: Tensor, grad: Tensor, padding: int | None, sparse: bool) -> Lookup:
-    """The lookups of an embedding: index n × …, grad n × … × columns."""
+    """Return the lookups of an embedding: index n × …, grad n × … × columns."""
     sample = torch.arange(len(index), device=index.device).repeat_interleave(index[:1].numel())
     return without_padding(Lookup(sample, index.flatten(), grad.reshape(-1, grad.shape[-1]), sparse), padding)
 
@@ -86,7 +86,7 @@ def bags(
     padding: int | None,
     sparse: bool,
 ) -> Lookup:
-    """The lookups of bags: each bag is a sample, and its gradient goes to all that is in it."""
+    """Return the lookups of bags: each bag is a sample, and its gradient goes to all rows in it."""
     if offsets is None:
         bag = torch.arange(len(index), device=index.device).repeat_interleave(index[:1].numel())
     else:
@@ -103,7 +103,7 @@ def bags(
 
 
 def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
-    """The padding row gets no gradient."""
+    """Return the lookups without those of the padding row, which gets no gradient."""
     if padding is None:
         return lookup
     keep = lookup.row != padding
@@ -111,14 +111,10 @@ def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
 
 
 Layout = Callable[[Tensor], Tensor]
-
-
 """Brings the axis of the samples to the front."""
 
 
 Build = Callable[[Tensor], Term]
-
-
 """Makes a term of the gradient of the function's output."""
 
 
@@ -129,7 +125,7 @@ class Capture(NamedTuple):
     builders: list[tuple[Tensor | None, Build]]
     """The parameters, some of which may be missing, and how their terms come about."""
     may_be_shared: bool = False
-    """Does the input look like something that all samples share, such as positions?"""
+    """Whether all samples may share the input, as they do positions."""
 
 
 def linear(layout: Layout, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Capture:
@@ -245,7 +241,7 @@ def rms_norm(
 def trailing_norm(
     input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, normed: Callable[[Tensor], Tensor]
 ) -> Capture:
-    """A norm whose parameters span the last axes."""
+    """Capture a norm whose parameters span the last axes."""
     if input.dim() <= len(shape):
         raise no_samples("a norm", input)
     x, axes = input.detach(), len(shape)
@@ -286,7 +282,7 @@ def batch_norm(
 def channel_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, normed: Callable[[Tensor], Tensor]
 ) -> Capture:
-    """A norm whose parameters span the channels."""
+    """Capture a norm whose parameters span the channels."""
     x = input.detach()
 
     def of_weight(grad: Tensor) -> Term:
@@ -296,7 +292,7 @@ def channel_norm(
 
 
 def precise(captured: Tensor, param: Tensor | None) -> Tensor:
-    """In the precision that the parameter's sums are kept in."""
+    """Return a tensor in the precision of the parameter's sums."""
     return captured if param is None else captured.to(sum_dtype(param.dtype))
 
 

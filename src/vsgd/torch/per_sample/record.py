@@ -46,7 +46,7 @@ ROW_VIEWS = {Tensor.chunk, Tensor.split, torch.chunk, torch.split}
 
 @dataclass
 class Seen:
-    """What a watch has gathered."""
+    """Function calls and gradients that a watch has seen."""
 
     uses: list[Use] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -56,13 +56,13 @@ class Seen:
     coarsest: float = 0.0
     """The machine epsilon of the least precise gradient."""
     started: bool = False
-    """Has a gradient arrived?"""
+    """Whether a gradient has arrived."""
     lookups: dict[Any, Tensor] = field(default_factory=dict)
     """Rows that an embedding returned for 0, 1, 2, …, by name and shape: each of a sample, or shared by all?"""
     last_input: Tensor | None = None
     """Of the last function that was captured, samples first."""
     listening: bool = True
-    """Are gradients those of the loss?"""
+    """Whether gradients are those of the loss."""
 
     def release(self) -> None:
         """Let go of everything captured; the graph of a loss that somebody keeps still leads here."""
@@ -72,7 +72,7 @@ class Seen:
 
 
 class Watch(TorchFunctionMode):
-    """Notes the uses of the given parameters as long as it is active."""
+    """Mode that notes the uses of the given parameters."""
 
     def __init__(self, names: dict[Tensor, str], seen: Seen, apart: set[Any]):
         super().__init__()
@@ -205,7 +205,7 @@ class Watch(TorchFunctionMode):
         output.register_hook(arrived)
 
     def leave_to_module(self, param: Tensor, func: Any) -> None:
-        """No handler: the module call around it has to be replayed sample by sample."""
+        """Have the module call around a function without a handler replayed sample by sample."""
         scope = self.owner_of(param)
         if scope is None:
             raise SampleError(
@@ -215,7 +215,7 @@ class Watch(TorchFunctionMode):
         scope.params.add(param)
 
     def owner_of(self, param: Tensor) -> Call | None:
-        """The innermost call of a module that the parameter belongs to, directly or through its parts."""
+        """Return the innermost call of a module that the parameter belongs to, directly or through its parts."""
         return next((c for c in reversed(self.stack) if any(p is param for p in c.module.parameters())), None)
 
     def enter(self, call: Call) -> None:
@@ -223,7 +223,7 @@ class Watch(TorchFunctionMode):
         call.refuse_ambiguity()
 
     def leave(self, output: Any) -> None:
-        """The innermost call has returned, without an output if it failed."""
+        """Take note that the innermost call has returned, without an output if it failed."""
         call = self.stack.pop()
         if output is None:
             return
@@ -241,7 +241,7 @@ class Watch(TorchFunctionMode):
             self.seen.signature.append((call.name, tuple(tuple(t.shape) for t in tensors(output))))
 
     def refuse_shared_rows(self, output: Any) -> None:
-        """Rows that were looked up must each have gone into one sample only.
+        """Raise if a row that was looked up went into several samples.
 
         If half of the samples depend on rows of the other half, all share them, as they do positions. Samples are seen
         in the output of the outermost call, or in the last input of a function if it returns a loss.
@@ -259,7 +259,7 @@ class Watch(TorchFunctionMode):
                 )
 
     def mixes(self, values: Tensor, rows: Tensor) -> bool:
-        """Does the first half of the samples depend on rows of the second half?"""
+        """Return whether the first half of the samples depends on rows of the second half."""
         half = len(values) // 2
         weights = torch.zeros_like(values)
         size = weights[:half].numel()
@@ -272,7 +272,7 @@ class Watch(TorchFunctionMode):
         return grad is not None and bool(grad.isfinite().all()) and bool(grad[half:].any())
 
     def where(self) -> str:
-        """The innermost module, for people."""
+        """Return a description of the innermost module."""
         if not self.stack:
             return "the closure"
         return f"module {self.stack[-1].name!r} ({type(self.stack[-1].module).__name__})"
@@ -283,19 +283,19 @@ def name_of(func: Any) -> str:
 
 
 def samples_first(tensor: Tensor) -> Tensor:
-    """The usual layout."""
+    """Return a tensor whose samples come first unchanged."""
     return tensor
 
 
 def bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by name."""
+    """Return the arguments of a call by name."""
     arguments = inspect.signature(function).bind(*args, **kwargs)
     arguments.apply_defaults()
     return arguments.arguments
 
 
 def tensors(nested: Any) -> Iterator[Tensor]:
-    """All tensors in nested tuples, lists and dictionaries."""
+    """Yield all tensors in nested tuples, lists and dictionaries."""
     if isinstance(nested, Tensor):
         yield nested
     elif isinstance(nested, (tuple, list)):
@@ -310,7 +310,7 @@ Sums = dict[Tensor, SampleSums | RowSums]
 
 
 class Recording:
-    """What one forward and backward pass left behind; complete when the `with` block has ended."""
+    """The record of one forward and backward pass; complete when the `with` block has ended."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -358,7 +358,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def _watching(self, names: dict[Tensor, str], seen: Seen, received: dict[Tensor, Tensor | None]) -> Iterator[None]:
-        """Install what is needed to see, and take it away again whatever happens."""
+        """Install the mode and all hooks, and remove them at the end."""
         watch = Watch(names, seen, self._apart)
         with contextlib.ExitStack() as stack:
             for name, module in self.model.named_modules():
@@ -387,7 +387,7 @@ class Recorder:
         if not received:
             raise SampleError("no gradient arrived: call the model and loss.backward() inside the recording")
         calls = [call for call in seen.calls if call.grads]
-        recording.count = settle_count(seen, calls)
+        recording.count = sample_count(seen, calls)
         if recording.count == 0:
             raise SampleError("the minibatch is empty: there is no row to take the gradient of")
         recording.calls = outermost(calls)
@@ -419,7 +419,7 @@ class Recorder:
         only: set[Tensor] | None = None,
         bases: dict[Tensor, Basis] | None = None,
     ) -> Sums:
-        """Sums over samples for each parameter that got a gradient; parameters that got none have no entry.
+        """Return sums over samples for each parameter that has a gradient.
 
         Args:
             here: the recording at the parameters.
@@ -458,17 +458,17 @@ class Recorder:
 
     @torch.no_grad()
     def gram(self, recording: Recording) -> Tensor:
-        """Inner products between the gradients of all samples, over all parameters, up to a common factor."""
+        """Return inner products between the gradients of all samples, over all parameters, up to a common factor."""
         return gram_matrix(recording.terms, recording.calls, recording.count)
 
     @torch.no_grad()
     def weighted(self, recording: Recording, weights: Tensor, params: Collection[Tensor]) -> dict[Tensor, Tensor]:
-        """Sums over samples of these parameters' gradients, as they came from the loss, each sample with its weight."""
+        """Return weighted sums over samples of these parameters' gradients, as they came from the loss."""
         return weighted_sums(list(params), recording.terms, recording.calls, recording.count, weights)
 
 
 def follow(watch: Watch, module: nn.Module, name: str) -> Iterator[Any]:
-    """Tell the watch when this module is entered and left."""
+    """Notify the watch when this module is entered and left."""
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         watch.enter(Call(module, name or "the model", args, kwargs, tuple(watch.stack)))
@@ -480,15 +480,15 @@ def follow(watch: Watch, module: nn.Module, name: str) -> Iterator[Any]:
     yield module.register_forward_hook(leave, with_kwargs=True, always_call=True)
 
 
-def settle_count(seen: Seen, calls: Sequence[Call]) -> int:
-    """The number of samples, from a replayed call if no other layer told it."""
+def sample_count(seen: Seen, calls: Sequence[Call]) -> int:
+    """Return the number of samples, from a replayed call if no other layer shows it."""
     if seen.count is not None:
         return seen.count
     return calls[0].leading_size() if calls else 0
 
 
 def outermost(calls: Sequence[Call]) -> list[Call]:
-    """A replayed call covers all that happens to a parameter inside it, so calls within it need no replay for it."""
+    """Return the calls to replay. One covers all that happens to a parameter inside it, calls within it included."""
     inner = {call: {p for scope in call.scopes if scope in calls for p in scope.params} for call in calls}
     for call in calls:
         call.params = call.params - inner[call]
@@ -496,5 +496,5 @@ def outermost(calls: Sequence[Call]) -> list[Call]:
 
 
 def replayed(use: Use, calls: Sequence[Call]) -> bool:
-    """Is this use inside a call that is replayed for its parameter?"""
+    """Return whether this use is inside a call that is replayed for its parameter."""
     return any(scope in calls and use.param in scope.params for scope in use.scopes)

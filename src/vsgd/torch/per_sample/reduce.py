@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vsgd.eigenbasis import Basis, into
-from vsgd.jit import kept
+from vsgd.jit import cached_jit
 from vsgd.torch.per_sample.fallback import Call
 from vsgd.torch.per_sample.terms import (
     Lookup,
@@ -39,14 +39,10 @@ from vsgd.torch.per_sample.terms import (
 )
 
 WIDTH = 256
-
-
 """Columns of a block. A constant, so that the compiler knows how far apart the halves of a packed row are."""
 
 
 DEPTH = 128
-
-
 """Samples of a block. Two packed copies of WIDTH columns of each, 256 kB in all, stay in the second-level cache."""
 
 
@@ -141,17 +137,17 @@ def accumulate(
 
 @functools.cache
 def pool(threads: int) -> ThreadPoolExecutor:
-    """Plain threads, as compiled code holds no lock: they cannot quarrel with torch's own, which idle meanwhile."""
+    """Return a pool of plain threads. Compiled code holds no lock, and the threads of torch are idle meanwhile."""
     return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
 
 
 def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_there: Tensor) -> list[Tensor]:
-    """The three sums, rows × columns, for inputs n × columns and output gradients n × rows on the CPU."""
+    """Return the three sums, rows × columns, for inputs n × columns and output gradients n × rows on the CPU."""
     operands = [part.detach().contiguous().numpy() for part in (inputs, grads.t(), inputs_there, grads_there.t())]
     rows = grads.shape[1]
     results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype, device="cpu") for _ in range(3)]
     arrays = [result.numpy() for result in results]
-    kernel, threads = kept(accumulate), torch.get_num_threads()
+    kernel, threads = cached_jit(accumulate), torch.get_num_threads()
     edges = [rows * k // threads for k in range(threads + 1)]
 
     def fill(first: int, last: int) -> None:
@@ -165,7 +161,7 @@ def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_t
 
 
 def lookup_sums(table: Tensor, recordings: Sequence[Sequence[Lookup]]) -> SampleSums | RowSums:
-    """The sums of the rows of a table. A row's count is the number of samples that looked it up.
+    """Return the sums of the rows of a table. A row's count is the number of samples that looked it up.
 
     A sample may look a row up several times, in several places: its gradient is the sum over all of them, so the
     pairs (sample, row) are collected first. Two recordings need not look up the same rows.
@@ -196,7 +192,7 @@ def lookup_sums(table: Tensor, recordings: Sequence[Sequence[Lookup]]) -> Sample
 
 
 def spread(table: Tensor, rows: Tensor, touched: SampleSums) -> SampleSums:
-    """The sums of the touched rows, as sums of the whole table."""
+    """Return the sums of the touched rows as sums of the whole table."""
     whole = empty_sums(table, pair=touched.diff_abs is not None)
     whole = whole._replace(count=whole.grad_sq.new_zeros(len(table), 1))
     for target, values in zip(whole, touched, strict=True):
@@ -206,13 +202,11 @@ def spread(table: Tensor, rows: Tensor, touched: SampleSums) -> SampleSums:
 
 
 TILE = 2**20
-
-
 """Numbers in a temporary, whatever the sizes of the batch and of the parameter. A handful live at once."""
 
 
 def parameter_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int) -> SampleSums | RowSums:
-    """The sums of one parameter, from its terms in the first and, if there was one, the second recording."""
+    """Return the sums of one parameter, from its terms in one or two recordings."""
     placed = list(chain(*terms))
     if all(isinstance(item.term, Lookup) for item in placed):
         return lookup_sums(param, [lookups_in(one) for one in terms])
@@ -226,7 +220,7 @@ def parameter_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int)
 
 
 def rotated_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int, basis: Basis) -> SampleSums | RowSums:
-    """`parameter_sums` in the coordinates of a basis: by rotated factors, or else by rotated gradients of samples."""
+    """Return `parameter_sums` in the coordinates of a basis, by rotated factors or by rotated gradients of samples."""
     rows = len(param)
     factors = [[rotated(item, rows, basis) for item in one] for one in terms]
     if all(item is not None for one in factors for item in one):
@@ -246,12 +240,12 @@ def rotated_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int, b
 
 
 def covering(placed: Sequence[Placed], lo: int, hi: int) -> list[Term]:
-    """What the terms have to say on the rows lo … hi, between two edges."""
+    """Return the parts of the terms in the rows lo … hi, between two edges."""
     return [narrowed(item, lo, hi) for item in placed if item.lo <= lo and hi <= item.hi]
 
 
 def products(terms: list[list[Term]]) -> SampleSums | None:
-    """One outer product a sample: nothing has to be written out at all. None if it is not that simple."""
+    """Return the sums if each sample has one outer product, which need not be written out; None otherwise."""
     factors = [pair for pair in map(single_factors, terms) if pair is not None]
     if len(factors) < len(terms):
         return None
@@ -263,7 +257,7 @@ def products(terms: list[list[Term]]) -> SampleSums | None:
 
 
 def single_factors(terms: list[Term]) -> tuple[Tensor, Tensor] | None:
-    """Inputs n × columns and output gradients n × rows, if that is all there is, where the compiled loop can go."""
+    """Return inputs n × columns and output gradients n × rows if there is nothing else, and both are on the CPU."""
     if len(terms) != 1 or not isinstance(terms[0], Outer) or terms[0].unfold is not None:
         return None
     inputs, grads = terms[0].inputs, terms[0].grads
@@ -273,7 +267,7 @@ def single_factors(terms: list[Term]) -> tuple[Tensor, Tensor] | None:
 
 
 def tiles(block: Tensor, terms: list[list[Term]], count: int) -> SampleSums:
-    """The general way: write the samples' gradients out tile by tile, and add each tile up."""
+    """Return the sums by writing the samples' gradients out tile by tile."""
     sums = empty_sums(block, pair=len(terms) > 1)
     rows, columns = len(block), block[:1].numel()
     grouped = any(isinstance(term, Outer) and term.grads.shape[1] > 1 for term in chain(*terms))
@@ -288,7 +282,7 @@ def tiles(block: Tensor, terms: list[list[Term]], count: int) -> SampleSums:
 
 
 def added_up(writers: list[Rows], part: slice, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tile of the gradient, which is the sum over the uses of a parameter, as a fresh tensor."""
+    """Return a tile of the gradient, which is the sum over the uses of a parameter, as a new tensor."""
     tile = like.new_zeros(shape)
     for rows in writers:
         tile += rows(part)
@@ -302,7 +296,7 @@ def replayed_sums(
     factor: float,
     bases: dict[Tensor, Basis],
 ) -> dict[Tensor, SampleSums | RowSums]:
-    """The sums of parameters of module calls that have to be replayed, some samples at a time."""
+    """Return the sums of parameters of module calls that are replayed, some samples at a time."""
     sums = {param: empty_sums(param, pair=len(recordings) > 1) for param in params}
     for samples in slices(count, TILE // max(1, sum(param.numel() for param in params))):
         written = [replayed_grads(params, terms, calls, samples) for terms, calls in recordings]
@@ -315,7 +309,7 @@ def replayed_sums(
 
 
 def replayed_grads(params: list[Tensor], terms: Terms, calls: list[Call], samples: slice) -> dict[Tensor, Tensor]:
-    """Gradients of some samples, from replays and from all else that the parameters go into."""
+    """Return gradients of some samples, from replays and from all other uses of the parameters."""
     length = samples.stop - samples.start
     grads = {p: torch.zeros(length, *p.shape, dtype=sum_dtype(p.dtype), device=p.device) for p in params}
     for call in calls:
@@ -329,7 +323,7 @@ def replayed_grads(params: list[Tensor], terms: Terms, calls: list[Call], sample
 
 
 def unfolded_size(term: Term) -> int:
-    """How many numbers the unfolded inputs of one sample are."""
+    """Return how many numbers the unfolded inputs of one sample are."""
     if not isinstance(term, Outer) or term.unfold is None:
         return 0
     return term.unfold(term.inputs[:1]).numel()
@@ -343,8 +337,6 @@ def slices(length: int, step: int) -> Iterator[slice]:
 
 
 ROUNDING = 30.0
-
-
 """How many machine epsilons of the largest gradient in the model a gradient that cancels to zero may be off."""
 
 
@@ -392,6 +384,6 @@ def replayed_totals(terms: Terms, calls: list[Call], count: int) -> dict[Tensor,
 
 
 def largest_of(tensor: Tensor) -> float:
-    """The largest magnitude; NaN and infinity are for the caller of the recorder to notice, not a sign of mistakes."""
+    """Return the largest finite magnitude. NaN and infinity are checked by the caller of the recorder."""
     values = tensor.coalesce().values() if tensor.is_sparse else tensor
     return float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0

@@ -57,36 +57,30 @@ class Placed(NamedTuple):
 
 
 def lookups_in(placed: Sequence[Placed]) -> list[Lookup]:
-    """The lookups among these, with rows counted from the beginning of the parameter."""
+    """Return the lookups among these, with rows counted from the beginning of the parameter."""
     return [item.term._replace(row=item.term.row + item.lo) for item in placed if isinstance(item.term, Lookup)]
 
 
 UNFOLDED_AT_ONCE = 16
-
-
 """Samples to unfold at a time where no exact limit on memory is needed."""
 
 
 Terms = dict[Tensor, list[Placed]]
-
-
 """All that parameters went into."""
 
 
 Rows = Callable[[slice], Tensor]
-
-
 """Gives the gradients of some samples and some rows: samples × rows × columns."""
 
 
 def unfolded(term: Outer, samples: slice) -> tuple[Tensor, Tensor]:
-    """Both factors, for some samples."""
+    """Return both factors for some samples."""
     inputs = term.inputs[samples]
     return (inputs if term.unfold is None else term.unfold(inputs)), term.grads[samples]
 
 
 def written_out(term: Term, samples: slice, columns: int) -> Rows:
-    """The gradients of some samples, ready to be written out some rows at a time."""
+    """Return a function that writes out the gradients of some samples, some rows at a time."""
     if isinstance(term, Explicit):
         grads = term.grads[samples].flatten(2) if term.grads.dim() > 2 else term.grads[samples].unsqueeze(-1)
         return lambda rows: grads[:, rows]
@@ -99,7 +93,7 @@ def written_out(term: Term, samples: slice, columns: int) -> Rows:
 
 
 def scattered(term: Lookup, samples: slice, rows: slice, columns: int) -> Tensor:
-    """The looked-up rows within a window of samples and rows, zeros elsewhere."""
+    """Return the looked-up rows within a window of samples and rows, zeros elsewhere."""
     sample, row = term.sample - samples.start, term.row - rows.start
     height, width = samples.stop - samples.start, rows.stop - rows.start
     inside = (sample >= 0) & (sample < height) & (row >= 0) & (row < width)
@@ -112,7 +106,7 @@ def scattered(term: Lookup, samples: slice, rows: slice, columns: int) -> Tensor
 
 
 def narrowed(placed: Placed, lo: int, hi: int) -> Term:
-    """The part of a term that lies in the rows lo … hi, which it covers."""
+    """Return the part of a term that lies in the rows lo … hi, which it covers."""
     term = placed.term
     if (placed.lo, placed.hi) == (lo, hi):
         return term
@@ -126,12 +120,12 @@ def narrowed(placed: Placed, lo: int, hi: int) -> Term:
 
 
 def scaled(placed: Placed, factor: float) -> Placed:
-    """The same term of gradients that are `factor` times as large."""
+    """Return the same term of gradients that are `factor` times as large."""
     return placed._replace(term=placed.term._replace(grads=placed.term.grads * factor))
 
 
 def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
-    """The same term in other coordinates, if its factors can be rotated: b_j a_jᵀ becomes (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ."""
+    """Return the term in other coordinates: b_j a_jᵀ becomes (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ. None if it has no such factors."""
     term = placed.term
     if not isinstance(term, Outer) or term.grads.shape[1] > 1 or (placed.lo, placed.hi) != (0, rows):
         return None
@@ -144,7 +138,7 @@ def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
 
 
 def total(term: Term, shape: torch.Size) -> Tensor:
-    """Σ_j g_j, which has to be the gradient that backpropagation itself arrived at."""
+    """Return Σ_j g_j, which must be the gradient that backpropagation has computed."""
     if isinstance(term, Explicit):
         return term.grads.sum(0).view(shape)
     if isinstance(term, Outer):
@@ -181,7 +175,7 @@ class RowSums(NamedTuple):
 
 
 def empty_sums(like: Tensor, pair: bool) -> SampleSums:
-    """Zeros shaped like the parameter, in a precision that sums can be kept in."""
+    """Return zeros shaped like the parameter, in a precision for sums."""
 
     def zeros() -> Tensor:
         return torch.zeros(like.shape, dtype=sum_dtype(like.dtype), device=like.device)
@@ -190,12 +184,12 @@ def empty_sums(like: Tensor, pair: bool) -> SampleSums:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Half precision has too few digits to add up squares in."""
+    """Return the precision of sums. Half precision has too few digits to add up squares."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def of_samples(here: Tensor, there: Tensor | None = None) -> SampleSums:
-    """The sums over the leading axis of gradients that are written out; overwrites both arguments."""
+    """Return the sums over the leading axis of written-out gradients. Overwrites both arguments."""
     if there is None:
         return SampleSums(here.square_().sum(0), None, None, None)
     diff = there.sub_(here).abs_()
@@ -204,7 +198,7 @@ def of_samples(here: Tensor, there: Tensor | None = None) -> SampleSums:
 
 
 def stacked_rows(blocks: list[SampleSums], shape: torch.Size) -> SampleSums:
-    """The sums of all rows from those of consecutive ones."""
+    """Return the sums of all rows from those of consecutive ones."""
 
     def stack(parts: tuple[Tensor | None, ...]) -> Tensor | None:
         given = [part.reshape(-1, *shape[1:]) for part in parts if part is not None]

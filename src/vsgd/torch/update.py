@@ -199,8 +199,9 @@ def learn_and_move(
         steps, sums = learn(coordinates, batch, delta, rates, rule)
         assert steps is not None
         into, back = (identity, identity) if rotation is None else rotation
-        penalty = None if delta is None else curvature_penalty(coordinates, into)
+        # before the penalty, because `into` may write to the buffer of the rotated gradient
         decay = decay_of(coordinates, batch, steps, rates, samples, engine) if decays else no_decay
+        penalty = None if delta is None else curvature_penalty(coordinates, into)
         products = engine.move(coordinates, batch.plain_grad, back(steps), Motion(decay, weight, momentum))
     update_momentum(coordinates, products, own_weight > 0, rates, rule)
     return Moved(products.sum(), penalty, sums[:, OUTLIERS])

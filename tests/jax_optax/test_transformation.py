@@ -316,10 +316,11 @@ def test_clipping_in_a_chain_learns_as_well_with_a_plain_grad_fn():
     [
         pytest.param({"lr": 0.5}, id="lr"),
         pytest.param({"weight_decay": 0.1}, id="weight_decay", marks=pytest.mark.slow),
+        pytest.param({"steps_per_epoch": 2.0}, id="steps_per_epoch", marks=pytest.mark.slow),
     ],
 )
 def test_injected_hyperparameters_equal_constants(changed):
-    config = NETWORKS._replace(eigenbasis=False)
+    config = NETWORKS._replace(eigenbasis=False, max_momentum=0.0)  # `lr` does not scale momentum
     injected = optax.inject_hyperparams(vsgd.optax.vsgd)(config, **changed)
     params, step = new_params(SIZES), step_of(injected, squared_error)
     state = injected.init(params)
@@ -332,6 +333,25 @@ def test_injected_hyperparameters_equal_constants(changed):
     state.hyperparams[name] = jnp.float32(0)  # a hyperparameter of the state takes effect in the next step
     moved, _ = step(params, state, next(batches(1, SIZES)))
     assert np.array_equal(flat(moved), flat(params)) == (name == "lr")
+
+
+@pytest.mark.slow
+def test_estimated_decay_shrinks_matrices_and_no_vectors():
+    sizes = (6, 3)
+    config = NETWORKS._replace(eigenbasis=False)
+    params = new_params(sizes)
+    data, ends = list(batches(4, sizes)), []
+    for epoch in (None, 1):
+        tx = vsgd.optax.vsgd(config, steps_per_epoch=epoch)
+        state, step = tx.init(params), step_of(tx, squared_error)
+        for batch in data:  # the fourth step is the first one that moves
+            moved, state = step(params, state, batch)
+        ends.append(moved)
+    ((plain_weight, plain_bias),), ((weight, bias),) = ends
+    np.testing.assert_array_equal(bias, plain_bias)
+    ratio = np.asarray(weight / plain_weight)
+    assert ratio.max() < 1
+    np.testing.assert_allclose(ratio, ratio.mean(), rtol=1e-5)
 
 
 def test_hyperparameters_that_decide_shapes_cannot_be_injected():
@@ -424,6 +444,9 @@ def test_mistakes_are_told_when_a_step_is_traced():
     for name in ("weight_decay", "lr"):
         with pytest.raises(ValueError, match=f"{name} is -1"):
             vsgd.optax.vsgd(**{name: -1})
+    for value in (0, -1, float("nan"), float("inf"), 0.5, "8", jnp.float32(0)):
+        with pytest.raises(ValueError, match=r"steps_per_epoch is .*len\(loader\)"):
+            vsgd.optax.vsgd(steps_per_epoch=value)
     with pytest.raises(TypeError, match="no state of vsgd"):
         vsgd.optax.eval_params(params, optax.adam(0.1).init(params))
     with pytest.raises(ValueError, match="the same number of samples"):

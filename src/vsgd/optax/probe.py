@@ -29,10 +29,25 @@ class Curvature(NamedTuple):
     """RMS of δ of each tensor."""
 
 
-def length_scales(work: list[Local], step: Array, value: Array | None, config: Config) -> list[Array]:
-    """Return the length scales of each group: the largest RMS so far, of a tensor or of all parameters together.
+class Scales(NamedTuple):
+    """Sizes of the tensors of a group, which are columns of its `Totals`."""
 
-    Where all parameters are zero at the start it is the distance per coordinate to a loss of zero.
+    scale: Array
+    """Length scale."""
+    rms: Array
+    """RMS of the weights."""
+
+
+def known_scales(w: Local) -> Scales:
+    """Return the sizes that were measured last."""
+    return Scales(w.totals.scale, w.totals.rms)
+
+
+def measure_scales(work: list[Local], step: Array, value: Array | None, config: Config) -> list[Scales]:
+    """Return length scale and RMS of each tensor.
+
+    The length scale is the largest RMS so far, of the tensor or of all parameters together. If all parameters are zero
+    at the start it is the distance per coordinate to a loss of zero.
     """
     size = sum(tensor.size for w in work for tensor in w.group.tensors)
     norms = [w.group.sums(w.group.join([p * p for p in w.theta]))[0] for w in work]
@@ -42,11 +57,12 @@ def length_scales(work: list[Local], step: Array, value: Array | None, config: C
         distance = distance_to_zero_loss(value, total(w.norm_sq.sum() for w in work), size)
         least = jnp.where(step == 0, distance, 0)
 
-    def scale_of(w: Local, norm: Array) -> Array:
-        scale = strategy_of(config).length_scale(w.totals.scale, norm / w.group.sizes, overall, least, config)
-        return jnp.asarray(scale, w.totals.scale.dtype)
+    def scales_of(w: Local, norm: Array) -> Scales:
+        mean_sq = norm / w.sizes
+        scale = strategy_of(config).length_scale(w.totals.scale, mean_sq, overall, least, config)
+        return Scales(jnp.asarray(scale, w.totals.scale.dtype), jnp.sqrt(mean_sq))
 
-    return [scale_of(w, norm) for w, norm in zip(work, norms, strict=True)]
+    return [scales_of(w, norm) for w, norm in zip(work, norms, strict=True)]
 
 
 def is_due(work: list[Local], unprobed: Array, seen: Array, count: Array, config: Config) -> Array:

@@ -6,19 +6,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array, lax
 
 from vsgd import eigenbasis
 from vsgd.algorithms import networks
-from vsgd.algorithms.networks import TensorContext
-from vsgd.algorithms.strategy import Config, Totals, limited_step, strategy_of, weight_decay
+from vsgd.algorithms.networks import Momentum, TensorContext, add_momentum, momentum_weight
+from vsgd.algorithms.strategy import (
+    Config,
+    Totals,
+    estimated_decay,
+    limited_step,
+    mean_rate,
+    strategy_of,
+    weight_decay,
+)
 from vsgd.core import Moments, descend, ema
 from vsgd.eigenbasis import Basis
 from vsgd.optax.coordinates import rotated_bases, updated_covariances
 from vsgd.optax.groups import Group
 from vsgd.optax.minibatch import Local, all_of, collect, in_leaf_order, is_usable, total
-from vsgd.optax.probe import Curvature, is_due, known_curvature, length_scales, measure
+from vsgd.optax.probe import Curvature, Scales, is_due, known_curvature, known_scales, measure, measure_scales
 from vsgd.optax.samples import GradFn, Params, SampleGradients
 from vsgd.optax.state import Counters, Numbers, State, as_tuple, curvature_dtype
 
@@ -32,16 +41,30 @@ class Settings(NamedTuple):
     algorithm: Config
     lr: Any
     weight_decay: Any
+    steps_per_epoch: Any
     seed: Any
 
 
 class Learned(NamedTuple):
-    """New statistics of a group after a minibatch, and the step of each coordinate."""
+    """New statistics of a group after a minibatch, the step of each coordinate, and the decay of each tensor."""
 
     mean: Moments
     memory: Array
     step: Array
     totals: Totals
+    decay: Array | None
+    """d in θ ← (θ − step) / (1 + d); None if no tensor decays."""
+
+
+class Drift(NamedTuple):
+    """θ − θ̄ of a group, along which momentum moves."""
+
+    average: list[Array]
+    """θ̄ of each tensor."""
+    products: Array
+    """∇·(θ − θ̄) of each tensor."""
+    weight: Array
+    """`networks.momentum_weight` of each tensor."""
 
 
 def take_step(
@@ -66,12 +89,12 @@ def take_step(
     usable = all_of(is_usable(part, w) for w in work for part in (w.norm_sq, w.grad_sq))
     if value is not None:
         usable &= jnp.isfinite(value)
-    scales = lax.cond(
+    scales: list[Scales] = lax.cond(
         (counters.unprobed == 0) & usable,
-        lambda: length_scales(work, counters.step, value, config),
-        lambda: [w.totals.scale for w in work],
+        lambda: measure_scales(work, counters.step, value, config),
+        lambda: [known_scales(w) for w in work],
     )
-    work = [w._replace(totals=w.totals._replace(scale=scale)) for w, scale in zip(work, scales, strict=True)]
+    work = [w._replace(totals=w.totals._replace(**each._asdict())) for w, each in zip(work, scales, strict=True)]
     due = usable & is_due(work, counters.unprobed, numbers.seen, count, config)
     # the compiler runs a branch on one processor, so it contains only the work to be saved
     curvatures, usable = lax.cond(
@@ -85,10 +108,17 @@ def take_step(
     ]
     bases, means = update_bases(work, [each.mean.grad for each in learned], state.basis, counters.step, usable)
     new = skipped = numbers
+    drifts: list[Drift | None] = [None for _ in work]
     if average is not None:
-        new = update_numbers(work, learned, average, due, numbers, value, counters.step, config)
+        weight = strategy_of(config).averaging_weight(numbers.seen, numbers.window, config)
+        drifts = along = [drift_of(w, average, weight * usable) for w in work]
+        new = update_numbers(work, learned, along, due, numbers._replace(weight=weight), value, counters.step, config)
         skipped = numbers._replace(weight=jnp.zeros_like(numbers.weight))  # the newest iterate has entered
-    updates = [moves(w, each.step, settings.weight_decay) for w, each in zip(work, learned, strict=True)]
+        learned = [
+            each._replace(totals=update_momentum(each.totals, drift.products, numbers.advantage, config))
+            for each, drift in zip(learned, along, strict=True)
+        ]
+    updates = [moves(*each) for each in zip(work, learned, drifts, strict=True)]
     return structure.unflatten(in_leaf_order(work, updates)), State(
         counters=jnp.where(usable, counted(counters, due), state.counters.at[1].set(counters.skipped + 1)),
         numbers=jnp.where(usable, as_array(new._replace(seen=numbers.seen + count)), as_array(skipped)),
@@ -111,7 +141,7 @@ def entered(mean: Array, newest: Any, weight: Array) -> Array:
 def learn(w: Local, measured: Curvature, count: Array, horizon: Array, settings: Settings) -> Learned:
     """Return the statistics after the minibatch, and the steps. A count of 0 changes nothing, whatever the gradient."""
     config, state = settings.algorithm, w.state
-    strategy, kept = strategy_of(config), curvature_dtype(w.group.tensors[0], config)
+    strategy, stored = strategy_of(config), curvature_dtype(w.group.tensors[0], config)
     totals = w.totals._replace(probe_size=measured.probe_size)
     per_tensor = strategy.context(totals, w.sizes, config, horizon.astype(w.precision))
     shared = TensorContext(*w.group.spread(jnp.stack(per_tensor)))
@@ -121,17 +151,64 @@ def learn(w: Local, measured: Curvature, count: Array, horizon: Array, settings:
     batch = Moments(grad, grad_sq, measured.curv, measured.curv_sq)
     new, info = strategy.learn(w.group.tensors[0].decoupled)(state, batch, count, config, shared)
     step = limited_step(settings.lr * info.rate, grad, state.mean.grad_sq, shared)
-    mean = new.mean._replace(curv=new.mean.curv.astype(kept), curv_sq=new.mean.curv_sq.astype(kept))
+    mean = new.mean._replace(curv=new.mean.curv.astype(stored), curv_sq=new.mean.curv_sq.astype(stored))
     rounded = w._replace(mean=mean).state.mean
     sums = w.group.sums(rounded.grad_sq, rounded.grad**2, abs(rounded.curv), rounded.curv_sq)
     totals = totals._replace(grad_sq=sums[0], signal=sums[1], curv=sums[2], curv_sq=sums[3])
-    return Learned(mean, new.memory, step.astype(w.precision), totals)
+    step = step.astype(w.precision)
+    return Learned(mean, new.memory, step, totals, decay_of(w, totals, step, grad, count, settings))
+
+
+def decay_of(w: Local, totals: Totals, step: Array, grad: Array, count: Array, settings: Settings) -> Array | None:
+    """Return the weight decay of each tensor, as the user has set it or estimated; None if no tensor decays.
+
+    Args:
+        w: state of the group.
+        totals: of the group after the minibatch.
+        step: step of each coordinate.
+        grad: gradient of each coordinate.
+        count: samples in the minibatch.
+        settings: arguments of `vsgd`.
+    """
+    strength, steps_per_epoch = settings.weight_decay, settings.steps_per_epoch
+    if steps_per_epoch is None and isinstance(strength, int | float) and strength == 0:
+        return None
+    along, grad_norm_sq, step_norm_sq = w.group.sums(step * grad, grad * grad, step * step)
+    decay = weight_decay(strength, step_norm_sq, w.sizes)
+    if steps_per_epoch is None:
+        return decay
+    # biases and scales of normalization layers, which are vectors, do not decay
+    is_matrix = np.array([len(tensor.shape) > 1 for tensor in w.group.tensors])
+    samples = is_matrix * count * jnp.asarray(steps_per_epoch, w.precision)
+    estimate = estimated_decay(totals, w.sizes, samples, mean_rate(along, grad_norm_sq))
+    return jnp.where(strength > 0, decay, estimate)
+
+
+def drift_of(w: Local, average: Params, weight: Array) -> Drift:
+    """Return θ̄ of a group and its momentum in this step.
+
+    Args:
+        w: state and gradients of the group.
+        average: tree of the averages of the iterates.
+        weight: weight with which the next iterate enters the average; 0 if the step is skipped.
+    """
+    means = w.select(jax.tree.leaves(average))
+    offset = w.group.join([p - mean for p, mean in zip(w.theta, means, strict=True)])
+    products = w.group.sums(w.group.join(w.plain_grad) * offset)[0]
+    return Drift(means, products, momentum_weight(w.totals.momentum, weight.astype(w.precision)))
+
+
+def update_momentum(totals: Totals, products: Array, advantage: Array, config: Config) -> Totals:
+    """Return totals with the momentum after the step. See `networks.momentum` for the arguments."""
+    before = Momentum(totals.momentum, totals.agreement)
+    after = strategy_of(config).momentum(before, products, advantage.astype(products.dtype), config)
+    return totals._replace(momentum=after.coefficient, agreement=after.agreement)
 
 
 def update_numbers(
     work: list[Local],
     learned: list[Learned],
-    average: Params,
+    drifts: list[Drift],
     due: Array,
     numbers: Numbers,
     value: Array | None,
@@ -143,45 +220,40 @@ def update_numbers(
     Args:
         work: state and gradients of each group.
         learned: new statistics of each group.
-        average: tree of the averages of the iterates.
+        drifts: θ − θ̄ of each group.
         due: whether the minibatch was probed.
-        numbers: numbers before the step.
+        numbers: numbers before the step, with the weight of the next iterate.
         value: loss of the minibatch, or None.
         step: number of steps before this one.
         config: constants of the algorithm.
     """
-    leaves = jax.tree.leaves(average)
 
-    def offsets(w: Local) -> list[Array]:
-        return [p - mean for p, mean in zip(w.theta, w.select(leaves), strict=True)]
-
-    def penalty(w: Local, curv: Array) -> Array:
-        off = w.rotate(offsets(w))
-        return (abs(curv.astype(off.dtype)) * off * off).sum() / 2
+    def penalty(w: Local, curv: Array, drift: Drift) -> Array:
+        offset = w.rotate([p - mean for p, mean in zip(w.theta, drift.average, strict=True)])
+        return (abs(curv.astype(offset.dtype)) * offset * offset).sum() / 2
 
     curvature_penalty = lax.cond(
         due,
-        lambda: total(penalty(w, each.mean.curv) for w, each in zip(work, learned, strict=True)),
+        lambda: total(penalty(w, each.mean.curv, drift) for w, each, drift in zip(work, learned, drifts, strict=True)),
         lambda: numbers.curvature_penalty,
     )
-    products = total((w.group.join(w.plain_grad) * w.group.join(offsets(w))).sum() for w in work)
+    products = total(drift.products.sum() for drift in drifts)
     averaging, progress = networks.update_window_and_horizon(
         numbers.averaging, numbers.progress, products, curvature_penalty, value, step, config
     )
-    weight = strategy_of(config).averaging_weight(numbers.seen, numbers.window, config)
-    return Numbers(numbers.seen, weight, curvature_penalty, *averaging, *progress)
+    return Numbers(numbers.seen, numbers.weight, curvature_penalty, *averaging, *progress)
 
 
-def moves(w: Local, step: Array, strength: Any) -> list[Array]:
-    """Return the update of each parameter in its own coordinates, with weight decay of this `strength`."""
-    plain = w.rotate_back(step)
-    if isinstance(strength, int | float) and strength == 0:
-        new = [-each for each in plain]
-    else:
-        decays = weight_decay(strength, w.group.sums(step * step)[0], w.sizes)
+def moves(w: Local, learned: Learned, drift: Drift | None) -> list[Array]:
+    """Return the update of each parameter in its own coordinates, with momentum and weight decay."""
+    steps = w.rotate_back(learned.step)
+    if drift is not None:
+        steps = [add_momentum(*each) for each in zip(steps, w.theta, drift.average, drift.weight, strict=True)]
+    new = [-step for step in steps]
+    if learned.decay is not None:
         new = [
-            jnp.where(decay > 0, descend(p, each, decay) - p, -each)
-            for p, each, decay in zip(w.theta, plain, decays, strict=True)
+            jnp.where(decay > 0, descend(p, step, decay) - p, -step)
+            for p, step, decay in zip(w.theta, steps, learned.decay, strict=True)
         ]
     return [each.astype(tensor.dtype) for each, tensor in zip(new, w.group.tensors, strict=True)]
 

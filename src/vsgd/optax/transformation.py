@@ -26,6 +26,7 @@ def vsgd(
     *,
     lr: float = 1.0,
     weight_decay: float = 0.0,
+    steps_per_epoch: float | None = None,
     seed: int = 0,
     gradient_flops: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -52,8 +53,8 @@ def vsgd(
             quarter of it. By default that of 128 rows through dense layers with these parameters.
     """
     require(algorithm, Networks, Paper)
-    check_settings(lr, weight_decay, gradient_flops)
-    settings = Settings(algorithm, lr, weight_decay, seed)
+    check_settings(lr, weight_decay, steps_per_epoch, gradient_flops)
+    settings = Settings(algorithm, lr, weight_decay, steps_per_epoch, seed)
 
     def groups_of(params: Params) -> list[Group]:
         leaves = [(jnp.shape(p), jnp.result_type(p)) for p in jax.tree.leaves(params)]

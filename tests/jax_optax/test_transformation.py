@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from steps import batches, flat, new_params, squared_error, step_of
 import vsgd.optax
 from vsgd import COLUMNS, NETWORKS, PAPER
 from vsgd.algorithms.strategy import Totals
-from vsgd.optax import groups
+from vsgd.optax import groups, samples, transformation
 from vsgd.optax.state import Numbers
 
 SIZES = (6, 8, 3)
@@ -453,6 +454,13 @@ def test_mistakes_are_told_when_a_step_is_traced():
         vsgd.optax.per_sample(squared_error)((jnp.ones((3, 2)), jnp.ones(2)))
     with pytest.raises(ValueError, match="chunk is 0"):
         vsgd.optax.per_sample(squared_error, chunk=0)
+
+
+@pytest.mark.parametrize("module", [samples, transformation], ids=["samples", "transformation"])
+def test_examples_of_docstrings_run(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_names_the_extra_if_optax_is_missing():

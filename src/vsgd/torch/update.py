@@ -111,7 +111,8 @@ def largest_square(dtype: torch.dtype) -> float:
 
 def is_starting(coordinates: Coordinates, batch: BatchMoments, config: Config) -> bool:
     """Return whether a segment with a gradient has averages that are just being started."""
-    seen, counts = coordinates.seen, batch.counts
+    seen: Any = coordinates.seen
+    counts: Any = batch.counts
     if seen.is_cpu:  # NumPy takes less time for a few numbers
         seen, counts = seen.numpy(), counts.numpy()
     return bool(((seen < config.bootstrap) & (counts > 0)).any())

@@ -32,6 +32,8 @@ class Budget(NamedTuple):
     updates: int
     rows: int
     """Training examples."""
+    epochs: int
+    """Passes over the training examples."""
 
 
 Make = Callable[[nn.Module, Any, Budget], Any]

@@ -15,11 +15,17 @@ OURS = "vsgd"
 
 
 def default(model: nn.Module, setting: Setting, budget: Budget) -> Any:
-    return VSGD(trainable(model))
+    return with_algorithm(NETWORKS, model, setting, budget)
 
 
 def with_algorithm(algorithm: Networks | Paper, model: nn.Module, setting: Setting, budget: Budget) -> Any:
-    return VSGD(trainable(model), algorithm=algorithm)
+    """Return the optimizer. It is told the number of steps per epoch if it sees the training rows repeatedly."""
+    steps_per_epoch = None if budget.epochs == 1 or algorithm is PAPER else budget.updates / budget.epochs
+    return VSGD(trainable(model), algorithm=algorithm, steps_per_epoch=steps_per_epoch)
+
+
+def without_decay(model: nn.Module, setting: Setting, budget: Budget) -> Any:
+    return VSGD(trainable(model))
 
 
 def _variant(name: str, title: str, algorithm: Networks | Paper, note: str) -> Method:
@@ -37,7 +43,15 @@ def constant_changed(name: str, constant: str, factor: float) -> Method:
     return _variant(name, f"{constant} ×{factor:g}", changed, f"`{constant}` multiplied by {factor:g}")
 
 
-DEFAULT = Method(OURS, "vSGD", default, "`VSGD(model.parameters())`", package="vsgd", module="vsgd", sparse=True)
+DEFAULT = Method(
+    OURS,
+    "vSGD",
+    default,
+    "`VSGD(model.parameters(), steps_per_epoch=len(loader))`",
+    package="vsgd",
+    module="vsgd",
+    sparse=True,
+)
 AS_PUBLISHED = _variant("vsgd-paper", "vSGD, paper", PAPER, "`VSGD(model.parameters(), algorithm=PAPER)`")
 
 ABLATIONS = (
@@ -52,6 +66,8 @@ ABLATIONS = (
     _without("average", "no averaging", average_iterates=False),
     _without("window", "windows may be short", window_share=0.0),
     _without("horizon", "rates for a single step", max_horizon=1.0),
+    DEFAULT._replace(name="vsgd-decay", title="no weight decay", make=without_decay, note="`VSGD(model.parameters())`"),
+    _without("momentum", "no momentum", max_momentum=0.0),
     _without("bootstrap", "bootstrap of 10", bootstrap=10.0),
     _without("outliers", "outliers not detected", outlier_sigmas=1e6),
 )

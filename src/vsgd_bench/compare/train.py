@@ -91,7 +91,7 @@ class Learner:
         self.method = method
         self.batch = workload.batch
         self.batches = minibatches(len(self.task.split.x), workload, seed)
-        budget = Budget(len(self.batches), len(self.task.split.x))
+        budget = Budget(len(self.batches), len(self.task.split.x), 1 if workload.online else workload.epochs)
         self.optimizer = method.make(self.task.model, setting, budget)
         self.evaluations = 0
         self.rng = torch.Generator().manual_seed(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import re
 import subprocess
 import sys
 
@@ -384,6 +385,17 @@ def test_groups_join_and_split_without_loss():
         if group.is_joined:
             np.testing.assert_array_equal(group.is_padding(), joined == 0)
     assert [len(group.tensors) for group in groups.grouped(tensors)] == [4, 1], "the empty matrix is not decoupled"
+
+
+def test_matrices_are_decomposed_one_by_one():
+    """Batches of decompositions can wait for each other forever, on a CPU with as many threads as batches."""
+    leaves = [((6, 8), np.dtype(np.float32)), ((8, 6), np.dtype(np.float32)), ((12, 4), np.dtype(np.float32))]
+    tensors = vsgd.optax.coordinates.plan(leaves, NETWORKS, 1e9)
+    assert all(tensor.is_rotated for tensor in tensors)
+    bases = [vsgd.optax.coordinates.new_basis(tensor) for tensor in tensors]
+    program = jax.jit(vsgd.optax.coordinates.rotated_bases).lower(bases).as_text()
+    shapes = re.findall(r"@lapack_sgeqrf_ffi\(.*\(tensor<([x\d]+)xf32>\)", program)
+    assert {shape.count("x") for shape in shapes} == {1}, shapes
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from vsgd import eigenbasis
 from vsgd.algorithms.strategy import Config, strategy_of
@@ -122,7 +122,15 @@ class Library:
     finfo, sign, where = jnp.finfo, jnp.sign, jnp.where
 
     class linalg:
-        qr = jnp.linalg.qr
+        @staticmethod
+        def qr(matrices: Array) -> tuple[Array, Array]:
+            """Return the factors of each matrix, one after the other.
+
+            On a CPU, JAX distributes a batch of decompositions over its threads and waits for them in one of these
+            threads. As many batches as threads, at the same time, wait forever.
+            """
+            q, r = lax.map(jnp.linalg.qr, matrices.reshape(-1, *matrices.shape[-2:]))
+            return q.reshape(matrices.shape), r.reshape(matrices.shape)
 
         @staticmethod
         def diagonal(matrices: Array) -> Array:
@@ -142,7 +150,7 @@ def rotated_bases(bases: Sequence[Basis]) -> list[Basis]:
     with jax.default_matmul_precision("highest"):
         for members in by_shape.values():
             stacked = [jnp.stack([sides[k][part] for k in members]) for part in (0, 1)]
-            together = jax.vmap(lambda q, cov: eigenbasis.rotated_basis(q, cov, Library))(*stacked)
+            together = eigenbasis.rotated_basis(*stacked, Library)
             rotated.update(zip(members, together, strict=True))
     new = iter([rotated[k] for k in range(len(sides))])
     return [

@@ -1,4 +1,4 @@
-"""Held-out loss by weight decay, for VSGD and AdamW with the same value.
+"""Held-out loss by weight decay, for VSGD and AdamW with the same value, and for VSGD with an estimate.
 
 python benchmarks/weight_decay.py
 """
@@ -24,6 +24,11 @@ OPTIMIZERS: dict[str, Make] = {
     "AdamW 1e-3": lambda model, decay: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=decay),
     "AdamW 1e-2": lambda model, decay: torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=decay),
 }
+
+
+def estimating(model: nn.Module, decay: float) -> VSGD:
+    """Return a `VSGD` that estimates weight decay."""
+    return VSGD(model.parameters(), weight_decay=decay, steps_per_epoch=TRAIN / BATCH)
 
 
 def held_out_loss(make: Make, decay: float, seed: int, x: Tensor, y: Tensor) -> float:
@@ -57,6 +62,8 @@ def main() -> None:
     for decay in DECAYS:
         losses = [[held_out_loss(make, decay, seed, x, y) for seed in SEEDS] for make in OPTIMIZERS.values()]
         print(f"| {decay:g} | {' | '.join(f'{sum(each) / len(each):.3f}' for each in losses)} |")
+    losses = [held_out_loss(estimating, 0.0, seed, x, y) for seed in SEEDS]
+    print(f"| estimated | {sum(losses) / len(losses):.3f} |{'  |' * (len(OPTIMIZERS) - 1)}")
 
 
 if __name__ == "__main__":

@@ -26,13 +26,14 @@ class Task(NamedTuple):
     """A model, its training batches in order, and its losses.
 
     `held_out` returns the held-out loss of the model. Without it the task is a stream: each batch is predicted
-    before it is used for training, and the result is the mean of these losses.
+    before it is used for training, and the result is the mean of these losses. `steps_per_epoch` is that of `VSGD`.
     """
 
     model: nn.Module
     batches: Sequence[Batch]
     loss: Callable[[nn.Module, Batch], Tensor]
     held_out: Callable[[nn.Module], float] | None = None
+    steps_per_epoch: float | None = None
 
 
 class Result(NamedTuple):
@@ -46,7 +47,7 @@ def take_steps(task: Task, rate: float | None, decay: bool) -> Callable[[Batch],
     """Return a function that trains on one batch: vSGD if `rate` is None, otherwise AdamW."""
     parameters = [p for p in task.model.parameters() if p.requires_grad]
     if rate is None:
-        vsgd = VSGD(parameters)
+        vsgd = VSGD(parameters, steps_per_epoch=task.steps_per_epoch)
 
         def step(batch: Batch) -> None:
             vsgd.minimize(lambda: task.loss(task.model, batch))

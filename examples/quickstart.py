@@ -18,7 +18,7 @@ order = torch.randperm(len(images))
 x, y = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-opt = VSGD(model.parameters())
+opt = VSGD(model.parameters(), steps_per_epoch=1500 / 16)
 for epoch in range(5):
     for rows in torch.randperm(1500).split(16):
         opt.minimize(lambda rows=rows: F.cross_entropy(model(x[rows]), y[rows]))

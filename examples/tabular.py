@@ -42,7 +42,7 @@ def task(x: Tensor, y: Tensor, rows: int, loss: Loss, seed: int) -> Task:
     def held_out(model: nn.Module) -> float:
         return loss(model, (x[rows:], y[rows:])).item()
 
-    return Task(model, [(x[each], y[each]) for each in chosen], loss, held_out)
+    return Task(model, [(x[each], y[each]) for each in chosen], loss, held_out, steps_per_epoch=rows / BATCH)
 
 
 def friedman(seed: int) -> Task:

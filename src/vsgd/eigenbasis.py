@@ -23,10 +23,10 @@ from vsgd.core import Array, ema, larger
 DECAY = 0.95
 """Decay of the moving averages L and R per step."""
 
-OBSERVE_INTERVAL = 10
+OBSERVE_INTERVAL = 5
 """Number of steps between two updates of L and R. The first steps all update them."""
 
-REFRESH_INTERVAL = 20
+REFRESH_INTERVAL = 10
 """Number of steps between two rotations of the basis. The first steps all rotate it."""
 
 FIRST_STEPS = 5

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
 
 from vsgd import NETWORKS
@@ -195,14 +195,90 @@ def test_a_scaler_changes_nothing(tmp_path, micro_batches):
     assert_equal(module, scaled, 1e-6)
 
 
+class SaveAfterFirstEpoch(lightning.Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.path)
+
+
 def test_resumes_to_the_bit(tmp_path):
-    through, again, resumed = Module(), Module(), Module()
+    through, resumed = Module(), Module()
+    given = {"max_epochs": 4, "accumulate_grad_batches": 2}  # weights decay from step 30 of 40
+    fit(through, tmp_path, callbacks=[SaveAfterFirstEpoch(tmp_path / "half.ckpt")], **given)
+    trainer, _ = fit(resumed, tmp_path, checkpoint=tmp_path / "half.ckpt", **given)
+    assert_equal(through, resumed)
+    assert resumed.losses == through.losses[20:]
+    assert steps_per_epoch(trainer) == [10]
+
+
+def test_a_run_of_one_epoch_resumes_to_the_bit(tmp_path):
+    """Without an estimate of weight decay in the second epoch, where it would begin."""
+
+    class Plain(Module):
+        estimates_weight_decay = False
+
+    through, again, resumed = Plain(), Plain(), Plain()
     fit(through, tmp_path, max_epochs=2, accumulate_grad_batches=2)
     trainer, _ = fit(again, tmp_path, accumulate_grad_batches=2)
     trainer.save_checkpoint(tmp_path / "half.ckpt")
     fit(resumed, tmp_path, checkpoint=tmp_path / "half.ckpt", max_epochs=2, accumulate_grad_batches=2)
     assert_equal(through, resumed)
     assert resumed.losses == through.losses[20:]
+
+
+def steps_per_epoch(trainer):
+    return [group["steps_per_epoch"] for group in trainer.optimizers[0].param_groups]
+
+
+class Stream(IterableDataset):
+    """The same rows without a length."""
+
+    def __iter__(self):
+        return iter(data())
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"max_epochs": 2}, 20),
+        ({"max_epochs": 2, "accumulate_grad_batches": 4}, 5),
+        ({"max_epochs": 2, "accumulate_grad_batches": 50}, 1),
+        ({"max_epochs": -1, "max_steps": 21}, 20),
+        ({"max_epochs": -1, "max_steps": 20}, None),
+        ({"max_epochs": 1}, None),
+        ({"max_epochs": 2, "dataset": Stream()}, None),
+        ({"max_epochs": 2, "limit_train_batches": 4}, None),
+        ({"max_epochs": 2, "limit_train_batches": 1}, None),
+    ],
+    ids=str,
+)
+def test_steps_per_epoch_are_known_if_data_are_repeated(tmp_path, given, expected):
+    trainer, _ = fit(Module(), tmp_path, **given)
+    assert steps_per_epoch(trainer) == [expected]
+
+
+def test_estimated_decay_equals_that_of_a_plain_loop(tmp_path):
+    module, twin = Module(), Module()
+    fit(module, tmp_path, max_epochs=2)
+    opt = VSGD(twin.parameters(), steps_per_epoch=ROWS / BATCH)
+    for _ in range(2):
+        for x, y in DataLoader(data(), BATCH):
+            opt.minimize(lambda x=x, y=y: F.cross_entropy(twin.layers(x), y))
+    assert_equal(module, twin)
+    assert any(tensor.weight_decay > 0 for tensor in opt.info().tensors)
+
+
+@pytest.mark.parametrize("settings", [{"steps_per_epoch": 3}, {"weight_decay": 0.1}], ids=str)
+def test_settings_of_the_user_are_kept(tmp_path, settings):
+    class Chosen(Module):
+        def configure_optimizers(self):
+            return VSGD([{"params": self.layers[0].parameters(), **settings}, {"params": self.layers[3].parameters()}])
+
+    trainer, _ = fit(Chosen(), tmp_path, max_epochs=2)
+    assert steps_per_epoch(trainer) == [settings.get("steps_per_epoch"), None]
 
 
 class Normalized(Module):

@@ -11,7 +11,7 @@ import peft
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -115,9 +115,9 @@ def assert_equal(one, other, tolerance=0.0):
         assert torch.allclose(value, other[name], rtol=tolerance, atol=tolerance), name
 
 
-def plain_loop(model, batches, micro_batches=1, max_norm=1.0):
+def plain_loop(model, batches, micro_batches=1, max_norm=1.0, steps_per_epoch=None):
     """The same training as a person would write it. Returns the optimizer, and the norms of the first gradients."""
-    opt = VSGD(model.parameters())
+    opt = VSGD(model.parameters(), steps_per_epoch=steps_per_epoch)
     model.train()
     norms = []
 
@@ -142,7 +142,8 @@ def test_a_run_equals_a_plain_loop(tmp_path, micro_batches):
     trainer = Recording(model=model, args=args, train_dataset=Sentences())
     trainer.train()
     assert len(trainer.batches) == 14 * micro_batches
-    opt, norms = plain_loop(twin, trainer.batches, micro_batches)
+    epoch = {1: None, 4: 6}[micro_batches]  # 14 steps of one micro-batch are less than an epoch of 24
+    opt, norms = plain_loop(twin, trainer.batches, micro_batches, steps_per_epoch=epoch)
     assert_equal(weights(model), weights(twin), 1e-6)
     assert opt.param_groups[0]["samples"] == trainer.vsgd.param_groups[0]["samples"] == micro_batches
     if micro_batches == 1:
@@ -243,6 +244,50 @@ def test_weight_decay_applies_to_the_parameters_that_trainer_decays(tmp_path):
     assert all(names[n] is p for g in ours.param_groups for n, p in zip(g["param_names"], g["params"], strict=True))
 
 
+class Stream(IterableDataset):
+    """The same rows without a length."""
+
+    def __iter__(self):
+        return iter([Sentences()[k] for k in range(ROWS)])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"num_train_epochs": 2}, 6),
+        ({"num_train_epochs": 1.5, "gradient_accumulation_steps": 4}, 2),
+        ({"max_steps": 7}, 6),
+        ({"max_steps": 6}, None),
+        ({"num_train_epochs": 1}, None),
+        ({"max_steps": 7, "train_dataset": Stream()}, None),
+        ({"max_steps": 7, "weight_decay": 0.01}, None),
+        ({"max_steps": 7, "optimizer_cls_and_kwargs": (VSGD, {"steps_per_epoch": None})}, None),
+        ({"max_steps": 7, "optimizer_cls_and_kwargs": (VSGD, {"steps_per_epoch": 3})}, 3),
+    ],
+    ids=str,
+)
+def test_steps_per_epoch_are_known_if_data_are_repeated(tmp_path, given, expected):
+    options = {name: given[name] for name in ("train_dataset", "optimizer_cls_and_kwargs") if name in given}
+    args = arguments(tmp_path, **{"max_steps": -1, **{name: given[name] for name in given if name not in options}})
+    trainer = VSGDTrainer(model=gpt2(), args=args, **{"train_dataset": Sentences(), **options})
+    trainer.train()
+    assert {group["steps_per_epoch"] for group in trainer.vsgd.param_groups} == {expected}
+
+
+def test_weights_decay_by_the_estimate(tmp_path):
+    trainer = VSGDTrainer(model=gpt2(), args=arguments(tmp_path, max_steps=40), train_dataset=Sentences())
+    trainer.train()
+    assert any(tensor.weight_decay > 0 for tensor in trainer.vsgd.info().tensors)
+
+
+def test_optimizer_of_the_user_keeps_its_settings(tmp_path):
+    model = gpt2()
+    optimizers = (VSGD(model.parameters()), None)
+    trainer = VSGDTrainer(model=model, args=arguments(tmp_path), train_dataset=Sentences(), optimizers=optimizers)
+    trainer.train()
+    assert trainer.vsgd.param_groups[0]["steps_per_epoch"] is None
+
+
 def test_the_norm_that_is_logged_is_of_the_mean_over_micro_batches(tmp_path):
     model = gpt2()
     twin = copy.deepcopy(model)
@@ -332,17 +377,19 @@ def test_a_loss_of_ones_own(tmp_path):
 
 def test_resumes_to_the_bit(tmp_path):
     def trained(path, **given):
-        args = arguments(path, max_steps=14, save_strategy="steps", save_steps=7, gradient_accumulation_steps=2)
+        args = arguments(path, max_steps=42, save_strategy="steps", save_steps=21, gradient_accumulation_steps=2)
         trainer = VSGDTrainer(model=gpt2(dropout=0.1), args=args, train_dataset=Sentences())
         trainer.train(**given)
         return trainer
 
     through = trained(tmp_path)
-    again = trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
-    assert again.state.global_step == 14
+    again = trained(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-21"))
+    assert again.state.global_step == 42
+    assert through.vsgd.param_groups[0]["steps_per_epoch"] == again.vsgd.param_groups[0]["steps_per_epoch"] == 3
     assert_equal(weights(through.model), weights(again.model))
-    assert logged(through, "loss")[-7:] == logged(again, "loss")[-7:]
-    saved = GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-14")
+    assert logged(through, "loss")[-21:] == logged(again, "loss")[-21:]
+    assert any(tensor.weight_decay > 0 for tensor in again.vsgd.info().tensors)
+    saved = GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-42")
     assert_equal(weights(through.model), weights(saved))
     with through.vsgd.iterates():
         iterates = weights(through.model)

@@ -150,8 +150,8 @@ class Momentum(NamedTuple):
 AGREEMENT_STEPS = 40.0
 """Number of steps that `Momentum.agreement` averages over."""
 
-MOMENTUM_GROWTH = 0.01
-"""Growth of β per step; it falls twice as fast."""
+MOMENTUM_GROWTH, MOMENTUM_FALL = 0.01, 0.1
+"""Growth and fall of β per step. It falls faster, so that it stays near 0 if gradients agree only now and then."""
 
 LOSS_OUTLIER = 10.0
 """A loss enters the averages of `Progress` at a distance of at most this many times the usual one."""
@@ -404,7 +404,7 @@ def momentum(before: Momentum, product: Array, advantage: Array, config: Network
     """
     agreement = ema(before.agreement, product, 1 / AGREEMENT_STEPS)
     grows = (agreement < 0) & (advantage <= 0)
-    coefficient = before.coefficient + MOMENTUM_GROWTH * ((grows == 1) * 1.0 - (grows == 0) * 2.0)
+    coefficient = before.coefficient + MOMENTUM_GROWTH * (grows == 1) - MOMENTUM_FALL * (grows == 0)
     return Momentum(clip(coefficient * (coefficient > 0), config.max_momentum), agreement)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Momentum, Networks, TensorContext
 from vsgd.algorithms.paper import Paper
-from vsgd.core import Array, Info, Moments, State, larger, select, square_root
+from vsgd.core import Array, Info, Moments, State, clip, larger, select, square_root
 
 Config = Paper | Networks
 
@@ -91,6 +91,8 @@ class Strategy(NamedTuple):
     """(seen, window, config) → weight with which a new iterate enters the average."""
     row_averaging_weight: Callable[..., Array]
     """(seen, count, config) → the same for a row of an embedding table."""
+    decay_has_begun: Callable[..., bool]
+    """(steps, steps_per_epoch, config) → whether weights decay by the estimate; see `decay_has_begun`."""
     momentum: Callable[..., Momentum]
     """(before, product, advantage, config) → momentum of a tensor; see `networks.momentum`."""
     averages_iterates: Callable[[Any], bool]
@@ -184,6 +186,7 @@ NETWORK_STRATEGY = Strategy(
     length_scale=network_length_scale,
     averaging_weight=networks.averaging_weight,
     row_averaging_weight=networks.row_averaging_weight,
+    decay_has_begun=lambda steps, steps_per_epoch, config: decay_has_begun(steps, steps_per_epoch, config),
     momentum=networks.momentum,
     averages_iterates=lambda config: bool(config.average_iterates),
     rotates=lambda config: bool(config.eigenbasis),
@@ -223,6 +226,7 @@ PAPER_STRATEGY = Strategy(
     length_scale=lambda before, mean_sq, overall, least, config: before,
     averaging_weight=lambda seen, window, config: seen >= 0,  # the weights to evaluate are the iterates
     row_averaging_weight=lambda seen, count, config: seen >= 0,
+    decay_has_begun=lambda steps, steps_per_epoch, config: steps < 0,  # the published algorithm has no decay
     momentum=lambda before, product, advantage, config: before,
     averages_iterates=lambda config: False,
     rotates=lambda config: False,
@@ -276,16 +280,29 @@ def mean_rate(along: Array, grad_norm_sq: Array) -> Array:
     return larger(along, 0 * along) / (grad_norm_sq + (grad_norm_sq == 0))
 
 
-def estimated_decay(totals: Totals, length: Array, samples: Array, rate: Array) -> Array:
+def estimated_decay(totals: Totals, length: Array, samples: Array, rate: Array, step_norm_sq: Array) -> Array:
     """Return the decay d of a tensor in θ ← (θ − step) / (1 + d), where d = ηλ.
+
+    Decay moves a tensor no further than its step does. Without this limit, flat tensors with high rates would vanish.
 
     Args:
         totals: of the tensor.
         length: number of its coordinates.
         samples: number of samples in the data; 0 if it is unknown, and then the decay is 0.
         rate: learning rate of the tensor, as of `mean_rate`.
+        step_norm_sq: squared norm of its step.
     """
-    return rate * strength_of_decay(totals, length, samples)
+    limit = square_root(step_norm_sq / length) / (totals.rms + (totals.rms == 0))
+    return clip(rate * strength_of_decay(totals, length, samples), limit)
+
+
+def decay_has_begun(steps: Array, steps_per_epoch: Array, config: Networks) -> Array:
+    """Return whether weights decay after `steps` steps.
+
+    In the first epoch every gradient comes from new data, so nothing is over-fitted. Inflated variances of the
+    bootstrap are forgotten after a few times the memory.
+    """
+    return (steps >= steps_per_epoch) & (steps >= 3 * config.min_memory_cap)
 
 
 def strength_of_decay(totals: Totals, length: Array, samples: Array) -> Array:

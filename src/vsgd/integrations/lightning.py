@@ -11,13 +11,15 @@
             return VSGD(self.parameters())
 
 Lightning passes a closure to the optimizer. The mixin hides second evaluations of a batch from `self.log`, metrics and
-callbacks. With `accumulate_grad_batches`, each batch is a micro-batch.
+callbacks. With `accumulate_grad_batches`, each batch is a micro-batch. If data are repeated, the mixin sets
+`steps_per_epoch` of the optimizer, so that it estimates weight decay.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -62,6 +64,9 @@ class MicroBatches(Callback):
         self._saved = Saving()
         self._stepped = False
         self.had_backward = False
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        set_steps_per_epoch(trainer, module)
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._stepped = False
@@ -136,7 +141,14 @@ class VSGDMixin:
     With `accumulate_grad_batches`, each batch is a sample, and its gradient is clipped. A step ignores batches for
     which `training_step` returns None. Passes without backward, as in `StochasticWeightAveraging`, take no step. Other
     optimizers are not affected.
+
+    When training starts, the mixin sets `steps_per_epoch` of the `VSGD` optimizer, unless it has one or a
+    `weight_decay`. It stays None if data are not repeated or their number is not known: with one epoch, without a
+    length, with `limit_train_batches`, and in manual optimization.
     """
+
+    estimates_weight_decay = True
+    """Whether to set `steps_per_epoch`; a module may set it to False."""
 
     trainer: Any
     parameters: Any
@@ -199,6 +211,32 @@ def accumulating(trainer: Any) -> VSGD | None:
     """Return the `VSGD` optimizer if gradients are accumulated over batches, else None."""
     optimizer = trainer.optimizers[0] if trainer.accumulate_grad_batches > 1 else None
     return optimizer if isinstance(optimizer, VSGD) else None
+
+
+def set_steps_per_epoch(trainer: Any, module: Any) -> None:
+    """Set `steps_per_epoch` of `VSGD` optimizers that have neither that nor a weight decay."""
+    if not (module.estimates_weight_decay and module.automatic_optimization):
+        return
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, VSGD) and not any(map(has_decay, optimizer.param_groups)):
+            for group in optimizer.param_groups:
+                group["steps_per_epoch"] = steps_per_epoch_of(trainer)
+
+
+def has_decay(group: dict[str, Any]) -> bool:
+    """Return whether a group of `VSGD` has weight decay, set or estimated."""
+    return group["steps_per_epoch"] is not None or group["weight_decay"] > 0
+
+
+def steps_per_epoch_of(trainer: Any) -> float | None:
+    """Return the number of steps in which all training data are seen once; None if it is unknown or none are repeated.
+
+    With `limit_train_batches`, an epoch is a part of the data, and another one each time if they are shuffled.
+    """
+    steps = max(1.0, trainer.num_training_batches / trainer.accumulate_grad_batches)
+    is_whole = isinstance(trainer.limit_train_batches, float) and trainer.limit_train_batches == 1
+    is_repeated = trainer.max_epochs != 1 and not 0 <= trainer.max_steps <= steps
+    return steps if math.isfinite(steps) and is_whole and is_repeated else None
 
 
 def multiply_gradients(module: Any, factor: float) -> None:

@@ -28,6 +28,7 @@ with needs_extra("vsgd.integrations.transformers", "integrations"):
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from transformers import SchedulerType, Trainer
+    from transformers.trainer_utils import has_length
 
 from vsgd.integrations.bookkeeping import attributes_restored
 from vsgd.torch import VSGD, is_probing
@@ -64,7 +65,9 @@ class VSGDTrainerMixin:
 
     Pass options of `VSGD` as `optimizer_cls_and_kwargs=(VSGD, {"compact": True})`, or an optimizer as
     `optimizers=(VSGD(...), None)`. `learning_rate`, `optim` and the settings of Adam are ignored with a warning.
-    `weight_decay` applies to the parameters that Trainer would decay.
+    `weight_decay` applies to the parameters that Trainer would decay. If it is 0 and the training takes more than one
+    epoch, `VSGD` gets `steps_per_epoch` and estimates weight decay. It does not for data without a length.
+    `optimizer_cls_and_kwargs=(VSGD, {"steps_per_epoch": None})` turns the estimate off.
 
     The scheduler is constant after `warmup_steps`, unless `lr_scheduler_type` differs from Trainer's default, "linear".
     It is a factor on the learning rates and is logged as `lr_factor`.
@@ -87,6 +90,8 @@ class VSGDTrainerMixin:
     optimizer_cls_and_kwargs: Any
     is_deepspeed_enabled: bool
     is_fsdp_enabled: bool
+    _vsgd_steps_per_epoch: int | None = None
+    """Of the training that is about to start; None if no data are repeated."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -113,12 +118,25 @@ class VSGDTrainerMixin:
             raise TypeError(f"VSGDTrainer trains with VSGD; its optimizer is {type(optimizer).__name__}")
         return optimizer
 
+    def set_initial_training_values(self, args: Any, dataloader: Any, *more: Any, **kwargs: Any) -> Any:
+        """Return the values of Trainer, and remember the number of steps per epoch if data are repeated.
+
+        It counts optimizer steps: Trainer divides the number of batches of a process by that of micro-batches.
+        """
+        values = super().set_initial_training_values(args, dataloader, *more, **kwargs)  # type: ignore[misc]
+        epochs, steps_per_epoch = values[:2]
+        self._vsgd_steps_per_epoch = steps_per_epoch if has_length(dataloader) and epochs > 1 else None
+        return values
+
     def create_optimizer(self, model: nn.Module | None = None) -> Any:
         """Create `VSGD`, or wrap the given optimizer."""
         self._vsgd_micro_batches: list[Any] = []
         if self.optimizer is None:
             kind, options = self.optimizer_cls_and_kwargs or (VSGD, {})
-            self.optimizer = kind(self._vsgd_groups(self.model if model is None else model), **options)
+            groups = self._vsgd_groups(self.model if model is None else model)
+            if self.args.weight_decay == 0 and "steps_per_epoch" not in options:
+                groups = [{**group, "steps_per_epoch": self._vsgd_steps_per_epoch} for group in groups]
+            self.optimizer = kind(groups, **options)
         super().create_optimizer(model)  # type: ignore[misc]
         if self.optimizer is self.vsgd:
             self.optimizer = StepTaken(self.optimizer, device_placement=False)

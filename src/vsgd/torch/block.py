@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from vsgd.algorithms.networks import Progress
-from vsgd.algorithms.strategy import Config
+from vsgd.algorithms.strategy import Config, strategy_of
 from vsgd.eigenbasis import Basis
 from vsgd.torch.coordinates import BatchMoments, Coordinates, Rates
 from vsgd.torch.moments import Sampling
@@ -109,8 +109,10 @@ def rates_of(group: Group) -> Rates:
 
 
 def estimates_decay(group: Group) -> bool:
-    """Return whether weight decay is estimated: the steps per epoch are known, and no strength is set."""
-    return group["steps_per_epoch"] is not None and float(group["weight_decay"]) == 0
+    """Return whether weights decay by the estimate now: the steps per epoch are known, and no strength is set."""
+    if group["steps_per_epoch"] is None or float(group["weight_decay"]) > 0:
+        return False
+    return strategy_of(group["algorithm"]).decay_has_begun(group["steps"], group["steps_per_epoch"], group["algorithm"])
 
 
 def signature(parameters: Sequence[Tensor]) -> list[Any]:

@@ -226,8 +226,8 @@ def decay_of(
     if samples is None:
         return weight_decay(rates.weight_decay, engine.squared_norms(steps, coordinates), lengths)
     along, norms = engine.dots(steps, batch.grad, coordinates), engine.squared_norms(batch.grad, coordinates)
-    known = on_device(samples, coordinates, engine)
-    return estimated_decay(totals_of(coordinates, engine), lengths, known, mean_rate(along, norms))
+    known, lengths_sq = on_device(samples, coordinates, engine), engine.squared_norms(steps, coordinates)
+    return estimated_decay(totals_of(coordinates, engine), lengths, known, mean_rate(along, norms), lengths_sq)
 
 
 def update_momentum(coordinates: Coordinates, products: Any, active: Any, rates: Rates, rule: Rule) -> None:

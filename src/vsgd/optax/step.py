@@ -103,7 +103,7 @@ def take_step(
         lambda: ([known_curvature(w) for w in work], usable),
     )
     learned = [
-        learn(w, curvature, count * usable, numbers.horizon, settings)
+        learn(w, curvature, count * usable, numbers.horizon, counters.step, settings)
         for w, curvature in zip(work, curvatures, strict=True)
     ]
     bases, means = update_bases(work, [each.mean.grad for each in learned], state.basis, counters.step, usable)
@@ -138,7 +138,7 @@ def entered(mean: Array, newest: Any, weight: Array) -> Array:
     return ema(mean, jnp.asarray(newest, mean.dtype), weight.astype(mean.dtype))
 
 
-def learn(w: Local, measured: Curvature, count: Array, horizon: Array, settings: Settings) -> Learned:
+def learn(w: Local, measured: Curvature, count: Array, horizon: Array, steps: Array, settings: Settings) -> Learned:
     """Return the statistics after the minibatch, and the steps. A count of 0 changes nothing, whatever the gradient."""
     config, state = settings.algorithm, w.state
     strategy, stored = strategy_of(config), curvature_dtype(w.group.tensors[0], config)
@@ -156,10 +156,12 @@ def learn(w: Local, measured: Curvature, count: Array, horizon: Array, settings:
     sums = w.group.sums(rounded.grad_sq, rounded.grad**2, abs(rounded.curv), rounded.curv_sq)
     totals = totals._replace(grad_sq=sums[0], signal=sums[1], curv=sums[2], curv_sq=sums[3])
     step = step.astype(w.precision)
-    return Learned(mean, new.memory, step, totals, decay_of(w, totals, step, grad, count, settings))
+    return Learned(mean, new.memory, step, totals, decay_of(w, totals, step, grad, count, steps, settings))
 
 
-def decay_of(w: Local, totals: Totals, step: Array, grad: Array, count: Array, settings: Settings) -> Array | None:
+def decay_of(
+    w: Local, totals: Totals, step: Array, grad: Array, count: Array, steps: Array, settings: Settings
+) -> Array | None:
     """Return the weight decay of each tensor, as the user has set it or estimated; None if no tensor decays.
 
     Args:
@@ -168,6 +170,7 @@ def decay_of(w: Local, totals: Totals, step: Array, grad: Array, count: Array, s
         step: step of each coordinate.
         grad: gradient of each coordinate.
         count: samples in the minibatch.
+        steps: number of steps before this one.
         settings: arguments of `vsgd`.
     """
     strength, steps_per_epoch = settings.weight_decay, settings.steps_per_epoch
@@ -179,8 +182,9 @@ def decay_of(w: Local, totals: Totals, step: Array, grad: Array, count: Array, s
         return decay
     # biases and scales of normalization layers, which are vectors, do not decay
     is_matrix = np.array([len(tensor.shape) > 1 for tensor in w.group.tensors])
-    samples = is_matrix * count * jnp.asarray(steps_per_epoch, w.precision)
-    estimate = estimated_decay(totals, w.sizes, samples, mean_rate(along, grad_norm_sq))
+    begun = strategy_of(settings.algorithm).decay_has_begun(steps, steps_per_epoch, settings.algorithm)
+    samples = is_matrix * begun * count * jnp.asarray(steps_per_epoch, w.precision)
+    estimate = estimated_decay(totals, w.sizes, samples, mean_rate(along, grad_norm_sq), step_norm_sq)
     return jnp.where(strength > 0, decay, estimate)
 
 

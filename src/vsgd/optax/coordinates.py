@@ -149,8 +149,8 @@ def rotated_bases(bases: Sequence[Basis]) -> list[Basis]:
     rotated: dict[int, Array] = {}
     with jax.default_matmul_precision("highest"):
         for members in by_shape.values():
-            stacked = [jnp.stack([sides[k][part] for k in members]) for part in (0, 1)]
-            together = eigenbasis.rotated_basis(*stacked, Library)
+            q, cov = (jnp.stack([sides[k][part] for k in members]) for part in (0, 1))
+            together = eigenbasis.rotated_basis(q, cov, Library)
             rotated.update(zip(members, together, strict=True))
     new = iter([rotated[k] for k in range(len(sides))])
     return [

@@ -124,7 +124,11 @@ def new_state(params: Params, groups: list[Group], config: Config) -> State:
     def curvature(tensor: Tensor) -> Any:
         return curvature_dtype(tensor, config)
 
-    numbers = dict.fromkeys(Numbers._fields, 0.0) | {"weight": 1, "window": strategy.first_window(config), "horizon": 1}
+    numbers: dict[str, Any] = dict.fromkeys(Numbers._fields, 0.0) | {
+        "weight": 1,
+        "window": strategy.first_window(config),
+        "horizon": 1,
+    }
     tensors = sorted((tensor for group in groups for tensor in group.tensors), key=lambda tensor: tensor.place)
     zeros = [jnp.zeros_like(p, t.precision) for p, t in zip(leaves, tensors, strict=True)]
     return State(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -108,7 +109,7 @@ def take_step(
     ]
     bases, means = update_bases(work, [each.mean.grad for each in learned], state.basis, counters.step, usable)
     new = skipped = numbers
-    drifts: list[Drift | None] = [None for _ in work]
+    drifts: Sequence[Drift | None] = [None for _ in work]
     if average is not None:
         weight = strategy_of(config).averaging_weight(numbers.seen, numbers.window, config)
         drifts = along = [drift_of(w, average, weight * usable) for w in work]
@@ -135,7 +136,8 @@ def take_step(
 
 def entered(mean: Array, newest: Any, weight: Array) -> Array:
     """Return the average of the iterates after the newest has entered it."""
-    return ema(mean, jnp.asarray(newest, mean.dtype), weight.astype(mean.dtype))
+    result: Array = ema(mean, jnp.asarray(newest, mean.dtype), weight.astype(mean.dtype))
+    return result
 
 
 def learn(w: Local, measured: Curvature, count: Array, horizon: Array, steps: Array, settings: Settings) -> Learned:
@@ -177,7 +179,7 @@ def decay_of(
     if steps_per_epoch is None and isinstance(strength, int | float) and strength == 0:
         return None
     along, grad_norm_sq, step_norm_sq = w.group.sums(step * grad, grad * grad, step * step)
-    decay = weight_decay(strength, step_norm_sq, w.sizes)
+    decay: Array = weight_decay(strength, step_norm_sq, w.sizes)
     if steps_per_epoch is None:
         return decay
     # biases and scales of normalization layers, which are vectors, do not decay

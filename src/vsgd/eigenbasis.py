@@ -67,27 +67,31 @@ class Basis(NamedTuple):
 def into(values: Array, basis: Basis) -> Array:
     """Return Q_Lᵀ X Q_R for X of shape … × rows × columns."""
     if basis.left is not None:
-        values = _left(values, basis.left.mT)
-    return values if basis.right is None else _right(values, basis.right)
+        values = _left(values, basis.left, True)
+    return values if basis.right is None else _right(values, basis.right, False)
 
 
 def back(values: Array, basis: Basis) -> Array:
     """Return Q_L X Q_Rᵀ for X of shape … × rows × columns."""
     if basis.left is not None:
-        values = _left(values, basis.left)
-    return values if basis.right is None else _right(values, basis.right.mT)
+        values = _left(values, basis.left, False)
+    return values if basis.right is None else _right(values, basis.right, True)
 
 
-def _left(values: Array, q: Array) -> Array:
-    if q.shape[0] == 1:
-        return q[0] @ values
+def _left(values: Array, q: Array, transposed: bool) -> Array:
+    q = q[0] if q.shape[0] == 1 else q
+    q = q.mT if transposed else q  # last, so that compilers make it part of the product
+    if q.ndim == 2:
+        return q @ values
     blocks = values.reshape(*values.shape[:-2], len(q), -1, values.shape[-1])
     return (q @ blocks).reshape(values.shape)
 
 
-def _right(values: Array, q: Array) -> Array:
-    if q.shape[0] == 1:
-        return values @ q[0]
+def _right(values: Array, q: Array, transposed: bool) -> Array:
+    q = q[0] if q.shape[0] == 1 else q
+    q = q.mT if transposed else q
+    if q.ndim == 2:
+        return values @ q
     blocks = values.reshape(*values.shape[:-1], len(q), -1).swapaxes(-3, -2)  # one product per block, not one per row
     return (blocks @ q).swapaxes(-3, -2).reshape(values.shape)
 

@@ -16,7 +16,7 @@ import vsgd
 import vsgd.optax
 from vsgd import NETWORKS, PAPER
 from vsgd.algorithms import networks
-from vsgd.algorithms.strategy import probe_seed
+from vsgd.algorithms.strategy import Totals, probe_seed
 from vsgd.optax.int64 import Int64
 from vsgd.torch import VSGD
 
@@ -113,11 +113,11 @@ def torch_network(params):
     return nn.Sequential(*layers[:-1])
 
 
-def torch_track(params, data, algorithm, rows_are_samples, decay):
+def torch_track(params, data, algorithm, rows_are_samples, **decay):
     """Weights to evaluate after each step, and how many operations a gradient was found to take."""
     model = torch_network(params)
     per_sample = model if rows_are_samples else None
-    opt = VSGD(model.parameters(), weight_decay=decay, algorithm=algorithm, per_sample=per_sample)
+    opt = VSGD(model.parameters(), algorithm=algorithm, per_sample=per_sample, **decay)
     track = []
     for x, y in data:
         opt.minimize(lambda x=x, y=y: (model(torch.from_numpy(x)) - torch.from_numpy(y)).square().mean())
@@ -126,25 +126,33 @@ def torch_track(params, data, algorithm, rows_are_samples, decay):
 
 
 CASES = {
-    "float32, no basis": (np.float32, (8, 12, 6), False, 40, 0.0),
+    "float32, no basis": (np.float32, (8, 12, 6), False, 40, {}),
     # rounding grows in the eigenvectors of small eigenvalues, and those of eigenvalue zero are rounding alone
-    "float32": (np.float32, (4, 4, 4), True, 15, 1.0),
-    "float64": (np.float64, (8, 12, 6), True, 60, 1.0),
-    "float64, in blocks": (np.float64, (96, 192, 3), True, 12, 0.0),
+    "float32": (np.float32, (4, 4, 4), True, 15, {"weight_decay": 1.0}),
+    "float64": (
+        np.float64,
+        (8, 12, 6),
+        True,
+        60,
+        {"weight_decay": 1.0, "steps_per_epoch": 3},
+    ),  # the former replaces the latter
+    "float64, in blocks": (np.float64, (96, 192, 3), True, 12, {"steps_per_epoch": 2.5}),
+    "float64, estimated decay": (np.float64, (8, 12, 6), True, 60, {"steps_per_epoch": 3}),
 }
+FAST = "float32", "float64, estimated decay"
 
 
 @pytest.mark.parametrize(
     "rows_are_samples", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["minibatch", "samples"]
 )
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "float32")) for case in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST)) for case in CASES])
 def test_steps_equal_those_of_torch(case, rows_are_samples):
     dtype, sizes, eigenbasis, steps, decay = CASES[case]
     algorithm = NETWORKS._replace(eigenbasis=eigenbasis)
     with jax.enable_x64(dtype == np.float64):
         params = start = new_params(sizes, dtype)
-        track, flops = torch_track(params, batches(steps, sizes, dtype=dtype), algorithm, rows_are_samples, decay)
-        tx = vsgd.optax.vsgd(algorithm, weight_decay=decay, gradient_flops=flops)
+        track, flops = torch_track(params, batches(steps, sizes, dtype=dtype), algorithm, rows_are_samples, **decay)
+        tx = vsgd.optax.vsgd(algorithm, gradient_flops=flops, **decay)
         state = tx.init(params)
         samples = vsgd.optax.per_sample(squared_error)
 
@@ -162,6 +170,7 @@ def test_steps_equal_those_of_torch(case, rows_are_samples):
 
         assert max(errors) < 1e-5
         assert distance(track[-1], flat(start)) > 0.05
-        sides = [leaf.shape for leaf in jax.tree.leaves((state.basis.left, state.basis.right))]
+        assert any((Totals(*totals).momentum > 0).any() for totals in state.totals)
+        sides = [leaf.shape for leaf in jax.tree.leaves([(basis.left, basis.right) for basis in state.basis])]
         assert any(shape[-1] > 1 for shape in sides) == eigenbasis
         assert any(shape[0] > 1 for shape in sides) == ("blocks" in case)

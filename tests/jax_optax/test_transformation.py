@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import re
 import subprocess
 import sys
 
@@ -15,7 +17,8 @@ from steps import batches, flat, new_params, squared_error, step_of
 import vsgd.optax
 from vsgd import COLUMNS, NETWORKS, PAPER
 from vsgd.algorithms.strategy import Totals
-from vsgd.optax import groups
+from vsgd.optax import groups, samples, transformation
+from vsgd.optax.state import Numbers
 
 SIZES = (6, 8, 3)
 
@@ -318,7 +321,7 @@ def test_clipping_in_a_chain_learns_as_well_with_a_plain_grad_fn():
     ],
 )
 def test_injected_hyperparameters_equal_constants(changed):
-    config = NETWORKS._replace(eigenbasis=False)
+    config = NETWORKS._replace(eigenbasis=False, max_momentum=0.0)  # `lr` does not scale momentum
     injected = optax.inject_hyperparams(vsgd.optax.vsgd)(config, **changed)
     params, step = new_params(SIZES), step_of(injected, squared_error)
     state = injected.init(params)
@@ -331,6 +334,24 @@ def test_injected_hyperparameters_equal_constants(changed):
     state.hyperparams[name] = jnp.float32(0)  # a hyperparameter of the state takes effect in the next step
     moved, _ = step(params, state, next(batches(1, SIZES)))
     assert np.array_equal(flat(moved), flat(params)) == (name == "lr")
+
+
+@pytest.mark.slow
+def test_estimated_decay_shrinks_matrices_and_no_vectors():
+    sizes = (6, 3)
+    config = NETWORKS._replace(eigenbasis=False)
+    params = new_params(sizes)
+    *data, last = batches(41, sizes)
+    plain, decayed = vsgd.optax.vsgd(config), vsgd.optax.vsgd(config, steps_per_epoch=20)
+    state, step = plain.init(params), step_of(plain, squared_error)
+    for batch in data:
+        params, state = step(params, state, batch)
+    ends = [step_of(tx, squared_error)(params, state, last)[0] for tx in (plain, decayed)]
+    ((plain_weight, plain_bias),), ((weight, bias),) = ends
+    np.testing.assert_array_equal(bias, plain_bias)
+    ratio = np.asarray(weight / plain_weight)
+    assert ratio.max() < 1
+    np.testing.assert_allclose(ratio, ratio.mean(), rtol=1e-5)
 
 
 def test_hyperparameters_that_decide_shapes_cannot_be_injected():
@@ -354,14 +375,25 @@ def test_groups_join_and_split_without_loss():
         joined = group.join(members)
         assert joined.shape == group.shape
         jax.tree.map(np.testing.assert_array_equal, group.split(joined), members)
-        np.testing.assert_allclose(group.sums(joined), [member.sum() for member in members])
-        np.testing.assert_allclose(group.sums(jnp.stack([joined, -joined]))[1], [-member.sum() for member in members])
+        sums = np.array([member.sum() for member in members])
+        np.testing.assert_allclose(group.sums(joined, -joined), [sums, -sums])
         spread = group.spread(jnp.arange(1.0, 1 + len(members))) * jnp.ones(group.shape)
         for k, part in enumerate(group.split(spread)):
             np.testing.assert_array_equal(part, k + 1)
         if group.is_joined:
             np.testing.assert_array_equal(group.is_padding(), joined == 0)
     assert [len(group.tensors) for group in groups.grouped(tensors)] == [4, 1], "the empty matrix is not decoupled"
+
+
+def test_matrices_are_decomposed_one_by_one():
+    """Batches of decompositions can wait for each other forever, on a CPU with as many threads as batches."""
+    leaves = [((6, 8), np.dtype(np.float32)), ((8, 6), np.dtype(np.float32)), ((12, 4), np.dtype(np.float32))]
+    tensors = vsgd.optax.coordinates.plan(leaves, NETWORKS, 1e9)
+    assert all(tensor.is_rotated for tensor in tensors)
+    bases = [vsgd.optax.coordinates.new_basis(tensor) for tensor in tensors]
+    program = jax.jit(vsgd.optax.coordinates.rotated_bases).lower(bases).as_text()
+    shapes = re.findall(r"@lapack_sgeqrf_ffi\(.*\(tensor<([x\d]+)xf32>\)", program)
+    assert {shape.count("x") for shape in shapes} == {1}, shapes
 
 
 @pytest.mark.slow
@@ -394,7 +426,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(where, algorithm):
     updates, new = step(params, state, next(batches(1, SIZES)))
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(updates))
     assert int(new.skipped) == 1
-    old = state._replace(skipped=new.skipped, average=new.average, weight=new.weight)  # the newest iterate has entered
+    numbers = Numbers(*state.numbers)._replace(weight=Numbers(*new.numbers).weight)  # the newest iterate has entered
+    old = state._replace(counters=new.counters, numbers=jnp.stack(numbers), average=new.average)
+    assert (new.step, new.unprobed) == (state.step, state.unprobed)
     jax.tree.map(np.testing.assert_array_equal, new, old)
     weights = [flat(vsgd.optax.eval_params(params, each)) for each in (state, new)]
     np.testing.assert_allclose(*weights, rtol=1e-6)
@@ -421,12 +455,22 @@ def test_mistakes_are_told_when_a_step_is_traced():
     for name in ("weight_decay", "lr"):
         with pytest.raises(ValueError, match=f"{name} is -1"):
             vsgd.optax.vsgd(**{name: -1})
+    for value in (0, -1, float("nan"), float("inf"), 0.5, "8", jnp.float32(0)):
+        with pytest.raises(ValueError, match=r"steps_per_epoch is .*len\(loader\)"):
+            vsgd.optax.vsgd(steps_per_epoch=value)
     with pytest.raises(TypeError, match="no state of vsgd"):
         vsgd.optax.eval_params(params, optax.adam(0.1).init(params))
     with pytest.raises(ValueError, match="the same number of samples"):
         vsgd.optax.per_sample(squared_error)((jnp.ones((3, 2)), jnp.ones(2)))
     with pytest.raises(ValueError, match="chunk is 0"):
         vsgd.optax.per_sample(squared_error, chunk=0)
+
+
+@pytest.mark.parametrize("module", [samples, transformation], ids=["samples", "transformation"])
+def test_examples_of_docstrings_run(module):
+    outcome = doctest.testmod(module)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
 
 
 def test_names_the_extra_if_optax_is_missing():

@@ -24,7 +24,7 @@ except ImportError as error:
 
 from vsgd.optax.coordinates import gradient_flops
 from vsgd.optax.samples import per_sample, unmasked
-from vsgd.optax.step import State
+from vsgd.optax.state import State
 from vsgd.optax.transformation import eval_params, vsgd
 
 __all__ = ["State", "eval_params", "gradient_flops", "per_sample", "unmasked", "vsgd"]

@@ -10,11 +10,21 @@ import jax
 import jax.numpy as jnp
 
 
-def check_settings(lr: Any, weight_decay: Any, gradient_flops: Any) -> None:
-    """Check what is known now; `optax.inject_hyperparams` passes tracers, whose values are not."""
+def check_settings(lr: Any, weight_decay: Any, steps_per_epoch: Any, gradient_flops: Any) -> None:
+    """Raise if an argument of `vsgd` is not possible.
+
+    `optax.inject_hyperparams` passes tracers, whose values are not known, and arrays.
+    """
     for name, value in (("lr", lr), ("weight_decay", weight_decay)):
         if not isinstance(value, jax.core.Tracer) and not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"{name} is {value}, it must be finite and at least 0")
+    if steps_per_epoch is not None and not isinstance(steps_per_epoch, jax.core.Tracer):
+        is_number = isinstance(steps_per_epoch, int | float | jax.Array)
+        if not (is_number and 1 <= steps_per_epoch < math.inf):
+            raise ValueError(
+                f"steps_per_epoch is {steps_per_epoch!r}; it must be the number of steps in which all training data "
+                "are seen once, at least 1, for example len(loader). Leave it out if data are not repeated."
+            )
     if isinstance(gradient_flops, jax.core.Tracer):
         raise TypeError(
             "gradient_flops decides the shapes of the state, so it cannot be traced; pass "

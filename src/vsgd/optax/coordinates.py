@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from vsgd import eigenbasis
 from vsgd.algorithms.strategy import Config, strategy_of
@@ -20,21 +20,26 @@ ROWS = 128
 
 
 class Tensor(NamedTuple):
-    """What is known of a parameter before its first value: shape, precision, and how its coordinates are rotated."""
+    """A parameter without its value: shape, precision, and how its coordinates are rotated."""
 
     place: int
-    """Its number among all parameters."""
+    """Index among the leaves of the parameters."""
     shape: tuple[int, ...]
     dtype: Any
     matrix: tuple[int, int]
     blocks: tuple[int, int]
-    """Block sizes of both sides; 1 where a side stays as it is."""
+    """Block sizes of both sides; 1 for a side that is not rotated."""
     decoupled: bool
+    """Whether the covariance of the gradient is nearly diagonal in the coordinates."""
 
     @property
     def precision(self) -> Any:
-        """What it is computed in."""
+        """Type of the computation."""
         return jnp.promote_types(self.dtype, jnp.float32)
+
+    @property
+    def is_rotated(self) -> bool:
+        return self.blocks != (1, 1)
 
     @property
     def size(self) -> int:
@@ -74,51 +79,41 @@ def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: f
 
 
 def new_basis(tensor: Tensor) -> Basis:
-    """The identity in blocks. A side that stays as it is has one of a single number, since None is no leaf."""
-    sides: list[Array] = []
+    """Return the identity in blocks, and covariances of zero; None for a side that is not rotated."""
+    sides: list[Array | None] = []
     for width, size in zip(tensor.matrix, tensor.blocks, strict=True):
         eye = np.eye(size, dtype=tensor.precision)  # made by NumPy, so that nothing is compiled
-        blocks = np.tile(eye, (width // size if size > 1 else 1, 1, 1))
-        sides += [jnp.array(blocks), jnp.array(np.zeros_like(blocks))]
+        blocks = np.tile(eye, (width // size, 1, 1))
+        sides += [jnp.array(blocks), jnp.array(np.zeros_like(blocks))] if size > 1 else [None, None]
     return Basis(*sides)
 
 
-def rotated_sides(tensor: Tensor, basis: Basis) -> Basis:
-    """The basis as `vsgd.eigenbasis` wants it: None where a side stays as it is."""
-    left, right = tensor.blocks
-    sides = (basis.left, basis.left_cov) if left > 1 else (None, None)
-    return Basis(*sides, *((basis.right, basis.right_cov) if right > 1 else (None, None)))
-
-
 def into(tensor: Tensor, values: Array, basis: Basis) -> Array:
-    """From the parameter's own coordinates to those of its basis."""
+    """Return values in the coordinates of the basis, from the parameter's own."""
     return _rotate(eigenbasis.into, tensor, values, basis)
 
 
 def back(tensor: Tensor, values: Array, basis: Basis) -> Array:
-    """From the coordinates of its basis to the parameter's own."""
+    """Return values in the parameter's own coordinates, from those of the basis."""
     return _rotate(eigenbasis.back, tensor, values, basis)
 
 
 def _rotate(rotate: Callable[[Array, Basis], Array], tensor: Tensor, values: Array, basis: Basis) -> Array:
-    if tensor.blocks == (1, 1):
+    if not tensor.is_rotated:
         return values
     with jax.default_matmul_precision("highest"):
-        return rotate(values.reshape(tensor.matrix), rotated_sides(tensor, basis)).reshape(tensor.shape)
+        return rotate(values.reshape(tensor.matrix), basis).reshape(tensor.shape)
 
 
-def observed_basis(tensor: Tensor, basis: Basis, grad: Array, step: Array) -> Basis:
+def updated_covariances(tensor: Tensor, basis: Basis, grad: Array, step: Array) -> Basis:
     """Return the basis whose covariances include this gradient. Call it where `eigenbasis.is_covariance_step(step)`."""
     matrix = grad.reshape(tensor.matrix)
+
+    def updated(cov: Array | None, side: Array) -> Array | None:
+        return None if cov is None else eigenbasis.updated_covariance(cov, side, step).astype(cov.dtype)
+
     with jax.default_matmul_precision("highest"):
-        return basis._replace(
-            left_cov=_observed(basis.left_cov, matrix, step, tensor.blocks[0]),
-            right_cov=_observed(basis.right_cov, matrix.mT, step, tensor.blocks[1]),
-        )
-
-
-def _observed(cov: Array, side: Array, step: Array, size: int) -> Array:
-    return cov if size == 1 else eigenbasis.updated_covariance(cov, side, step).astype(cov.dtype)
+        return basis._replace(left_cov=updated(basis.left_cov, matrix), right_cov=updated(basis.right_cov, matrix.mT))
 
 
 class Library:
@@ -127,19 +122,38 @@ class Library:
     finfo, sign, where = jnp.finfo, jnp.sign, jnp.where
 
     class linalg:
-        qr = jnp.linalg.qr
+        @staticmethod
+        def qr(matrices: Array) -> tuple[Array, Array]:
+            """Return the factors of each matrix, one after the other.
+
+            On a CPU, JAX distributes a batch of decompositions over its threads and waits for them in one of these
+            threads. As many batches as threads, at the same time, wait forever.
+            """
+            q, r = lax.map(jnp.linalg.qr, matrices.reshape(-1, *matrices.shape[-2:]))
+            return q.reshape(matrices.shape), r.reshape(matrices.shape)
 
         @staticmethod
         def diagonal(matrices: Array) -> Array:
             return jnp.sum(matrices * jnp.eye(matrices.shape[-1], dtype=matrices.dtype), -1)
 
 
-def turned_basis(tensor: Tensor, basis: Basis) -> Basis:
-    """Return the basis turned towards the eigenvectors of its covariances."""
+def rotated_bases(bases: Sequence[Basis]) -> list[Basis]:
+    """Return the bases rotated towards the eigenvectors of their covariances.
+
+    Sides of equal shape are rotated together, because every decomposition takes long to compile.
+    """
+    sides = [(q, cov) for basis in bases for q, cov in (basis[:2], basis[2:]) if q is not None]
+    by_shape: dict[object, list[int]] = {}
+    for k, (q, _) in enumerate(sides):
+        by_shape.setdefault((q.shape, q.dtype), []).append(k)
+    rotated: dict[int, Array] = {}
     with jax.default_matmul_precision("highest"):
-        return basis._replace(
-            left=basis.left if tensor.blocks[0] == 1 else eigenbasis.rotated_basis(basis.left, basis.left_cov, Library),
-            right=basis.right
-            if tensor.blocks[1] == 1
-            else eigenbasis.rotated_basis(basis.right, basis.right_cov, Library),
-        )
+        for members in by_shape.values():
+            q, cov = (jnp.stack([sides[k][part] for k in members]) for part in (0, 1))
+            together = eigenbasis.rotated_basis(q, cov, Library)
+            rotated.update(zip(members, together, strict=True))
+    new = iter([rotated[k] for k in range(len(sides))])
+    return [
+        basis._replace(left=None if basis.left is None else next(new), right=None if basis.right is None else next(new))
+        for basis in bases
+    ]

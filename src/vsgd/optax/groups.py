@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -73,13 +74,12 @@ class Group(NamedTuple):
             return numbers.reshape(numbers.shape[:-1] + (1,) * len(self.shape))
         return numbers[..., self._tensor_of_row(), None]
 
-    def sums(self, values: Array) -> Array:
-        """Return sums over the coordinates of each tensor; `values` may have further axes in front."""
+    def sums(self, *values: Array) -> Array:
+        """Return the sums of each of the values over the coordinates of each tensor, of shape values × tensors."""
         if not self.is_joined:
-            return values.sum(tuple(range(-len(self.shape), 0)))[..., None]
-        in_rows = values.sum(-1)
-        zeros = jnp.zeros((*in_rows.shape[:-1], len(self.tensors)), values.dtype)
-        return zeros.at[..., self._tensor_of_row()].add(in_rows, indices_are_sorted=True)
+            return jnp.stack([value.sum() for value in values])[:, None]
+        in_rows = jnp.stack([value.sum(-1) for value in values], axis=-1)
+        return jax.ops.segment_sum(in_rows, self._tensor_of_row(), len(self.tensors), indices_are_sorted=True).T
 
     def positions(self) -> Array:
         """Return the number of each coordinate within its tensor, in the order of its values."""

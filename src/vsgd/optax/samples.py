@@ -82,9 +82,23 @@ def per_sample(loss: Callable[[Params, Any], Array], *, chunk: int = 32) -> Call
 
 
 def unmasked(grad_fn: GradFn, params: Params) -> GradFn:
-    """For `optax.masked` and `optax.partition`, which hide some of the parameters: those keep their values in `params`.
+    """Return a gradient function for `optax.masked` and `optax.partition`, which hide some of the parameters.
 
-    updates, state = tx.update(grads, state, params, grad_fn=vsgd.optax.unmasked(grad_fn, params))
+    Args:
+        grad_fn: gradient function of all parameters, which may come from `per_sample`.
+        params: all parameters. The hidden ones have these values in every call.
+
+    Returns:
+        A gradient function of the parameters that are not hidden.
+
+    Example:
+        >>> def grad_fn(p):
+        ...     return {"w": p["w"] * p["b"], "b": p["b"]}
+        >>> params = {"w": jnp.array(2.0), "b": jnp.array(3.0)}
+        >>> visible = {"w": jnp.array(5.0), "b": optax.MaskedNode()}
+        >>> grads = unmasked(grad_fn, params)(visible)
+        >>> float(grads["w"]), grads["b"]
+        (15.0, MaskedNode())
     """
     if isinstance(grad_fn, SampleGradients):
         loss = grad_fn.loss

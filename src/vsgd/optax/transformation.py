@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import Array
 
 from vsgd.algorithms.base import require
-from vsgd.algorithms.networks import NETWORKS, Averaging, Networks, Progress
+from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
-from vsgd.algorithms.strategy import Config, Totals, strategy_of
-from vsgd.core import Moments, ema
-from vsgd.eigenbasis import Basis
+from vsgd.algorithms.strategy import Config
 from vsgd.optax.checks import check_arguments, check_parameters, check_settings
-from vsgd.optax.coordinates import Tensor, new_basis, plan
+from vsgd.optax.coordinates import plan
 from vsgd.optax.groups import Group, grouped
 from vsgd.optax.samples import GradFn, Params, explained_masks, is_masked
-from vsgd.optax.step import Settings, State, curvature_dtype, take_step
+from vsgd.optax.state import Numbers, State, new_state
+from vsgd.optax.step import Settings, entered, take_step
 
 
 def vsgd(
@@ -29,34 +26,64 @@ def vsgd(
     *,
     lr: float = 1.0,
     weight_decay: float = 0.0,
+    steps_per_epoch: float | None = None,
     seed: int = 0,
     gradient_flops: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stochastic gradient descent whose rates set themselves, one for each coordinate (Schaul & LeCun 2013).
+    """Return stochastic gradient descent that estimates a learning rate for each coordinate (Schaul & LeCun 2013).
 
-    `update(grads, state, params, grad_fn=...)` takes a function that returns the gradient of the same minibatch at
-    other parameters. In about a tenth of the steps it is called twice: at the parameters, and near them. With a
-    `grad_fn` of `per_sample` every row of the minibatch is a sample; otherwise the minibatch is. A step whose gradients
-    are not finite changes nothing but `State.skipped`. Evaluate and save the weights that `eval_params` returns.
+    `update` takes two extra arguments, `grad_fn` and `value`:
 
-    `update` also takes `value`, the loss, as other transformations do. With it rates may exceed those for a single step
-    while the loss falls fast, and parameters that are all zero at the start have a length scale. It may be left out.
+    - `grad_fn(params)` returns the gradient of the same minibatch at other parameters. In about one of ten steps it is
+      called twice: at the parameters, and near them. If it comes from `per_sample`, every row of the minibatch is a
+      sample; otherwise the minibatch is one sample. The curvature is the difference of the two calls and does not
+      depend on `grads`. So `grad_fn` is the gradient of the plain loss even if an `optax.chain` clips `grads`, or
+      `optax.MultiSteps` accumulates them.
+    - `value` is the loss. With it, learning rates may exceed those for a single step while the loss falls fast, and
+      parameters that are all zero at the start have a length scale. It is optional.
 
-    The curvature comes from two calls of `grad_fn`, not from `grads`. So `grad_fn` stays that of the plain loss where
-    `grads` are clipped in an `optax.chain`, or accumulated by `optax.MultiSteps`.
+    A step whose gradients are not finite leaves the parameters unchanged and increases `State.skipped`. Evaluate and
+    save the weights that `eval_params` returns.
 
     Args:
         algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
-        lr: a factor on the rates, for schedules with `optax.inject_hyperparams`. Not needed.
+        lr: a factor on the learning rates, for schedules with `optax.inject_hyperparams`. Not needed.
         weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
             for the step Δ of each tensor.
-        seed: of the random signs of probes.
-        gradient_flops: what a gradient costs, see `vsgd.optax.gradient_flops`. Rotations into the eigenbasis may take a
-            quarter of it. By default that of 128 rows through dense layers with these parameters.
+        steps_per_epoch: number of steps in which all training data are seen once. Weight decay is then estimated for
+            each tensor of at least two dimensions, from the noise of its gradients. Leave it out for data that are
+            seen once. A `weight_decay` above 0 replaces it.
+        seed: seed of the random signs of probes.
+        gradient_flops: floating-point operations of a gradient, see `vsgd.optax.gradient_flops`. Rotations into the
+            eigenbasis may take a quarter of them. The default assumes 128 rows through dense layers.
+
+    Returns:
+        A transformation with `init(params)` and `update(grads, state, params, grad_fn=..., value=...)`.
+
+    Raises:
+        ValueError: if `lr`, `weight_decay` or `steps_per_epoch` is not possible.
+        TypeError: if `algorithm` is not for networks, or `gradient_flops` is traced.
+
+    Example:
+        >>> def loss(params, x):
+        ...     return jnp.mean((x @ params - 1) ** 2)
+        >>> x, params = jnp.eye(3), jnp.full(3, 0.1)
+        >>> tx = vsgd()
+        >>> state = tx.init(params)
+        >>> @jax.jit
+        ... def step(params, state, x):
+        ...     value, grads = jax.value_and_grad(loss)(params, x)
+        ...     grad_fn = lambda p: jax.grad(loss)(p, x)
+        ...     updates, state = tx.update(grads, state, params, grad_fn=grad_fn, value=value)
+        ...     return optax.apply_updates(params, updates), state
+        >>> for _ in range(100):
+        ...     params, state = step(params, state, x)
+        >>> bool(loss(eval_params(params, state), x) < 0.01)
+        True
     """
     require(algorithm, Networks, Paper)
-    check_settings(lr, weight_decay, gradient_flops)
-    settings = Settings(algorithm, lr, weight_decay, seed)
+    check_settings(lr, weight_decay, steps_per_epoch, gradient_flops)
+    settings = Settings(algorithm, lr, weight_decay, steps_per_epoch, seed)
 
     def groups_of(params: Params) -> list[Group]:
         leaves = [(jnp.shape(p), jnp.result_type(p)) for p in jax.tree.leaves(params)]
@@ -83,62 +110,24 @@ def vsgd(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def new_state(params: Params, groups: list[Group], config: Config) -> State:
-    """Return the state before the first step. No two arrays share memory, so that all may be donated."""
-    structure: Any = jax.tree.structure(params)
-    leaves = jax.tree.leaves(params)
-    tensors = [tensor for group in groups for tensor in group.tensors]
-
-    def filled(value: float, shape: tuple[int, ...], dtype: Any) -> Array:
-        return jnp.array(np.full(shape, value, dtype))  # made by NumPy, so that nothing is compiled
-
-    def coordinates(value: float, dtype_of: Callable[[Tensor], Any]) -> tuple[Array, ...]:
-        return tuple(
-            filled(value, group.shape, dtype_of(group.tensors[0]))
-            if group.is_joined
-            else jnp.full_like(leaves[group.tensors[0].place], value, dtype_of(group.tensors[0]))
-            for group in groups
-        )
-
-    def precision(tensor: Tensor) -> Any:
-        return tensor.precision
-
-    def curvature(tensor: Tensor) -> Any:
-        return curvature_dtype(tensor, config)
-
-    def number(value: float) -> Array:
-        return filled(value, (), jnp.result_type(float))
-
-    bases = {tensor.place: new_basis(tensor) for tensor in tensors}
-    averages = strategy_of(config).averages_iterates(config)
-    zeros = {t.place: jnp.zeros_like(leaves[t.place], t.precision) for t in tensors if averages}
-    return State(
-        step=filled(0, (), jnp.int32),
-        skipped=filled(0, (), jnp.int32),
-        seen=number(0),
-        mean=Moments(*(coordinates(0, dtype_of) for dtype_of in (precision, precision, curvature, curvature))),
-        memory=coordinates(config.memory, precision),
-        totals=tuple(
-            filled(0, (len(Totals._fields), len(group.tensors)), precision(group.tensors[0])) for group in groups
-        ),
-        basis=Basis(
-            *(structure.unflatten(bases[k][side] for k in range(len(leaves))) for side in range(len(Basis._fields)))
-        ),
-        average=structure.unflatten(zeros[k] for k in range(len(leaves))) if averages else None,
-        weight=number(1),
-        averaging=Averaging(number(strategy_of(config).first_window(config)), number(0)),
-        curvature_penalty=number(0),
-        progress=Progress(number(0), number(0), number(1), number(0)),
-        unprobed=filled(0, (), jnp.int32),
-    )
-
-
 def eval_params(params: Params, state: Any) -> Params:
-    """The parameters to evaluate and to save: the average of the iterates, or the iterates where nothing is averaged.
+    """Return the parameters to evaluate and to save: the average of the iterates.
 
     Args:
         params: the parameters after the last update.
-        state: that of `vsgd`, or one that contains it, such as that of `optax.chain`, `masked` or `partition`.
+        state: the state of `vsgd`, or one that contains it, such as that of `optax.chain`, `masked` or `partition`.
+
+    Returns:
+        A tree like `params`. Parameters that `vsgd` does not average, such as masked ones, are returned unchanged.
+
+    Raises:
+        TypeError: if there is no state of `vsgd` in `state`.
+
+    Example:
+        >>> params = {"w": jnp.ones(2)}
+        >>> state = vsgd().init(params)
+        >>> eval_params(params, state)["w"].tolist()
+        [1.0, 1.0]
     """
 
     def is_state(node: Any) -> bool:
@@ -149,11 +138,10 @@ def eval_params(params: Params, state: Any) -> Params:
         raise TypeError(f"there is no state of vsgd in {jax.tree.structure(state)}")
     for each in found:
         if each.average is not None:
+            weight = Numbers(*each.numbers).weight
 
-            def newest(average: Any, p: Any, weight: Array = each.weight) -> Any:
-                if is_masked(average):
-                    return p
-                return ema(average, p.astype(average.dtype), weight.astype(average.dtype)).astype(p.dtype)
+            def newest(average: Any, p: Any, weight: Array = weight) -> Any:
+                return p if is_masked(average) else entered(average, p, weight).astype(p.dtype)
 
             params = jax.tree.map(newest, each.average, params, is_leaf=is_masked)
     return params

@@ -321,7 +321,7 @@ def test_clipping_in_a_chain_learns_as_well_with_a_plain_grad_fn():
     ],
 )
 def test_injected_hyperparameters_equal_constants(changed):
-    config = NETWORKS._replace(eigenbasis=False, max_momentum=0.0)  # `lr` does not scale momentum
+    config = NETWORKS._replace(eigenbasis=False)
     injected = optax.inject_hyperparams(vsgd.optax.vsgd)(config, **changed)
     params, step = new_params(SIZES), step_of(injected, squared_error)
     state = injected.init(params)

@@ -189,3 +189,14 @@ class TestMomentum:
         opt = VSGD(model.parameters(), algorithm=PAPER)
         train(model, opt, 60)
         assert all(each.momentum == 0 and each.agreement == 0 for each in totals(opt))
+
+    def test_lr_of_zero_freezes_the_iterates(self):
+        valley = Valley()
+        opt = VSGD(valley.parameters())
+        for _ in range(150):
+            opt.minimize(valley)
+        assert totals(opt)[0].momentum > 0
+        opt.param_groups[0]["lr"] = 0.0
+        before = opt.state[valley.theta]["iterate"].clone()
+        opt.minimize(valley)
+        assert torch.equal(opt.state[valley.theta]["iterate"], before)

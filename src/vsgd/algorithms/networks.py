@@ -408,9 +408,12 @@ def momentum(before: Momentum, product: Array, advantage: Array, config: Network
     return Momentum(clip(coefficient * (coefficient > 0), config.max_momentum), agreement)
 
 
-def momentum_weight(coefficient: Array, averaging_weight: Array) -> Array:
-    """Return the factor k in θ ← θ − step + k (θ − θ̄): β over the window, and 0 until there is an average."""
-    return coefficient * averaging_weight * (averaging_weight < 0.5)
+def momentum_weight(coefficient: Array, averaging_weight: Array, lr: Array) -> Array:
+    """Return the factor k in θ ← θ − step + k (θ − θ̄): β over the window.
+
+    It is 0 until there is an average, and if `lr`, the user's factor on the rates, is 0.
+    """
+    return coefficient * averaging_weight * ((averaging_weight < 0.5) & (lr > 0))
 
 
 def add_momentum(step: Array, theta: Array, average: Array, weight: Array) -> Array:

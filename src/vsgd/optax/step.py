@@ -19,7 +19,6 @@ from vsgd.algorithms.strategy import (
     Totals,
     estimated_decay,
     limited_step,
-    mean_rate,
     strategy_of,
     weight_decay,
 )
@@ -112,7 +111,7 @@ def take_step(
     drifts: Sequence[Drift | None] = [None for _ in work]
     if average is not None:
         weight = strategy_of(config).averaging_weight(numbers.seen, numbers.window, config)
-        drifts = along = [drift_of(w, average, weight * usable) for w in work]
+        drifts = along = [drift_of(w, average, weight * usable, settings.lr) for w in work]
         new = update_numbers(work, learned, along, due, numbers._replace(weight=weight), value, counters.step, config)
         skipped = numbers._replace(weight=jnp.zeros_like(numbers.weight))  # the newest iterate has entered
         learned = [
@@ -178,7 +177,7 @@ def decay_of(
     strength, steps_per_epoch = settings.weight_decay, settings.steps_per_epoch
     if steps_per_epoch is None and isinstance(strength, int | float) and strength == 0:
         return None
-    along, grad_norm_sq, step_norm_sq = w.group.sums(step * grad, grad * grad, step * step)
+    grad_norm_sq, step_norm_sq = w.group.sums(grad * grad, step * step)
     decay: Array = weight_decay(strength, step_norm_sq, w.sizes)
     if steps_per_epoch is None:
         return decay
@@ -186,22 +185,23 @@ def decay_of(
     is_matrix = np.array([len(tensor.shape) > 1 for tensor in w.group.tensors])
     begun = strategy_of(settings.algorithm).decay_has_begun(steps, steps_per_epoch, settings.algorithm)
     samples = is_matrix * begun * count * jnp.asarray(steps_per_epoch, w.precision)
-    estimate = estimated_decay(totals, w.sizes, samples, mean_rate(along, grad_norm_sq), step_norm_sq)
+    estimate = estimated_decay(totals, w.sizes, samples, step_norm_sq, grad_norm_sq)
     return jnp.where(strength > 0, decay, estimate)
 
 
-def drift_of(w: Local, average: Params, weight: Array) -> Drift:
+def drift_of(w: Local, average: Params, weight: Array, lr: Any) -> Drift:
     """Return θ̄ of a group and its momentum in this step.
 
     Args:
         w: state and gradients of the group.
         average: tree of the averages of the iterates.
         weight: weight with which the next iterate enters the average; 0 if the step is skipped.
+        lr: the user's factor on the rates.
     """
     means = w.select(jax.tree.leaves(average))
     offset = w.group.join([p - mean for p, mean in zip(w.theta, means, strict=True)])
     products = w.group.sums(w.group.join(w.plain_grad) * offset)[0]
-    return Drift(means, products, momentum_weight(w.totals.momentum, weight.astype(w.precision)))
+    return Drift(means, products, momentum_weight(w.totals.momentum, weight.astype(w.precision), lr))
 
 
 def update_momentum(totals: Totals, products: Array, advantage: Array, config: Config) -> Totals:

@@ -189,7 +189,7 @@ def learn_and_move(
     # counts are read last, since those of rows may be on a device
     engine, no_decay = rule.engine, 0 * rule.engine.numbers(lengths_of(coordinates))
     own_weight = on_device(weight, coordinates, engine)
-    momentum = momentum_weight(totals_of(coordinates, engine).momentum, own_weight)
+    momentum = momentum_weight(totals_of(coordinates, engine).momentum, own_weight, rates.lr)
     decays = samples is not None or rates.weight_decay > 0
     at_once = engine.moves_at_once(coordinates) and rotation is None and not decays
     if at_once and bool(batch.counts.all()):

@@ -200,3 +200,12 @@ class TestMomentum:
         before = opt.state[valley.theta]["iterate"].clone()
         opt.minimize(valley)
         assert torch.equal(opt.state[valley.theta]["iterate"], before)
+
+    def test_stays_off_beside_a_table(self):
+        torch.manual_seed(0)
+        table, read = nn.Embedding(4, 3, sparse=True), nn.Linear(3, 1)
+        opt = VSGD([*table.parameters(), *read.parameters()])
+        codes = torch.tensor([0, 1, 2])
+        for _ in range(150):
+            opt.minimize(lambda: (read(table(codes)) - 5).square().mean())
+        assert opt.state[read.weight]["totals"][Totals._fields.index("momentum")] == 0

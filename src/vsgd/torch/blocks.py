@@ -215,12 +215,14 @@ def build_blocks(groups: Iterable[Group], states: dict[Tensor, ParamState], comp
                 kind = is_decoupled(parameter, states[parameter], config)
                 key = parameter.device, parameter.dtype, kind, key_of(parameter)
                 sets.setdefault(parameter if apart else key, []).append(parameter)
+        # rows of tables have no part in `Averaging.advantage`, on which momentum depends
+        has_table = any(is_table(states[parameters[0]]) for parameters in sets.values())
         for parameters in sets.values():
             rule = rule_of(engine_for(parameters[0].device), config)
             if is_table(states[parameters[0]]):
                 blocks.append(TableBlock(parameters[0], states, group, rule))
             else:
-                blocks.append(DenseBlock(parameters, states, group, rule, compact))
+                blocks.append(DenseBlock(parameters, states, group, rule, compact, not has_table))
     return blocks
 
 

@@ -6,6 +6,7 @@ the probed iterate. They are copied from the buffers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import compress
@@ -44,9 +45,16 @@ class DenseBlock:
     is_table = False
 
     def __init__(
-        self, parameters: Sequence[Tensor], states: dict[Tensor, ParamState], group: Group, rule: Rule, compact: bool
+        self,
+        parameters: Sequence[Tensor],
+        states: dict[Tensor, ParamState],
+        group: Group,
+        rule: Rule,
+        compact: bool,
+        has_momentum: bool = True,
     ):
         """Take over the states, which become views of the buffers."""
+        self._has_momentum = has_momentum
         parameters = in_stacking_order(parameters, states)
         first = parameters[0]
         config, dtype = rule.config, precision(first.dtype)
@@ -230,9 +238,10 @@ class DenseBlock:
         rotation = (self._into_buffer, self._back_to_buffer) if self._stacks else None
         # biases and scales of normalization layers, which are vectors, do not decay
         samples = self._is_matrix * batch.counts * group["steps_per_epoch"] if estimates_decay(group) else None
-        moved = learn_and_move(
-            self.coordinates, batch, update.delta, rates_of(group), weight, samples, self.rule, rotation
-        )
+        rates = rates_of(group)
+        if not self._has_momentum:
+            rates = rates._replace(advantage=math.inf)
+        moved = learn_and_move(self.coordinates, batch, update.delta, rates, weight, samples, self.rule, rotation)
         self._update_bases(batch.plain_grad, batch.counts)
         group["samples"] = max(batch.counts.tolist()) or group["samples"]
         outliers = dict(zip(self.parameters, moved.outliers, strict=True))

@@ -39,7 +39,7 @@ def add_compare_command(commands: Any) -> None:
         "--suite",
         choices=("small", "large", "unseen", "science"),
         default="small",
-        help="13 networks of seconds each, 9 of minutes, 9 that vSGD was not developed on, or 7 problems of science "
+        help="13 networks of seconds each, 9 of minutes, 9 not used for most of vSGD, or 7 problems of science "
         "(default: small)",
     )
     which.add_argument("--quick", action="store_true", help="a few workloads and opponents in less than three minutes")

@@ -24,7 +24,7 @@ from vsgd.torch import VSGD, is_probing
 from vsgd_bench.compare import networks
 from vsgd_bench.compare.data import Split
 from vsgd_bench.compare.large import LARGE_WORKLOADS
-from vsgd_bench.compare.methods import Method
+from vsgd_bench.compare.methods import Method, Setting
 from vsgd_bench.compare.opponents import MUON_COSINE, SOAP_COSINE, from_package
 from vsgd_bench.compare.ours import DEFAULT
 from vsgd_bench.compare.train import Learner
@@ -188,12 +188,12 @@ NETWORKS_TO_TIME = (
 
 ADAMW = Method("adamw", "AdamW", partial(from_package, "torch.optim", "AdamW"), "its default")
 OPTIMIZERS_TO_TIME = (
-    (ADAMW, None),
-    (Method("sgd", "SGD", partial(from_package, "torch.optim", "SGD"), "no momentum"), 1e-3),
-    (Method("momentum", "momentum", partial(from_package, "torch.optim", "SGD", momentum=0.9), "0.9"), 1e-3),
-    (SOAP_COSINE._replace(title="SOAP"), 1e-3),
-    (MUON_COSINE._replace(title="Muon"), 1e-3),
-    (DEFAULT, None),
+    (ADAMW, Setting()),
+    (Method("sgd", "SGD", partial(from_package, "torch.optim", "SGD"), "no momentum"), Setting(1e-3)),
+    (Method("momentum", "momentum", partial(from_package, "torch.optim", "SGD", momentum=0.9), "0.9"), Setting(1e-3)),
+    (SOAP_COSINE._replace(title="SOAP"), Setting(1e-3, 0.01)),
+    (MUON_COSINE._replace(title="Muon"), Setting(1e-3, 0.01)),
+    (DEFAULT, DEFAULT.default),
 )
 STEPS = 10
 """Steps of one optimizer before it is the next one's turn: the interval of second gradients."""
@@ -201,12 +201,12 @@ STEPS = 10
 
 def against_others(turns: int) -> None:
     """Milliseconds of a step of each optimizer on each network, and medians of ratios to AdamW in the same turn."""
-    methods = [(method, lr) for method, lr in OPTIMIZERS_TO_TIME if importlib.util.find_spec(method.module)]
+    methods = [(method, setting) for method, setting in OPTIMIZERS_TO_TIME if importlib.util.find_spec(method.module)]
     print(f"\n{'ms of a step, and ratio to AdamW':<34}" + "".join(f"{method.title:>16}" for method, _ in methods))
     for workload in NETWORKS_TO_TIME:
         start = workload._replace(pretraining=None)
         try:
-            learners = [Learner(start, method, lr, 0) for method, lr in methods]
+            learners = [Learner(start, method, setting, 0) for method, setting in methods]
         except MissingData as error:
             print(f"{workload.title:<34}{error}")
             continue

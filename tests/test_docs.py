@@ -134,9 +134,7 @@ NOT_VERBS = re.compile(
 )
 """First words of docstrings that do not begin with an imperative."""
 
-OTHER_STYLE = {"optax", "networks.py", "strategy.py"} | {
-    f"{name}.py" for name in ("column_phases", "kernel", "minibatch", "training")
-}
+OTHER_STYLE = {"optax"} | {f"{name}.py" for name in ("column_phases", "kernel", "minibatch", "training")}
 OTHER_STYLE |= {f"{name}.py" for name in ("basis", "block", "coordinates", "engine_numba", "moments")}
 """Packages and modules whose docstrings are not checked yet."""
 

@@ -164,12 +164,12 @@ MULTIPLIER = 0x2545F4914F6CDD1D
 
 
 def length_scale(before: Array, rms: Array, config: Networks = NETWORKS) -> Array:
-    """The largest RMS that a tensor has had. If it fell, a tensor that is right to be zero would stop learning."""
+    """Return the largest RMS that a tensor has had. If it fell, a tensor whose optimum is zero would stop learning."""
     return larger(larger(before, abs(rms)), (before == 0) * (rms == 0) * config.min_rms)
 
 
 def probe_size(scale: Array, config: Networks = NETWORKS) -> Array:
-    """|δ| for all coordinates of a tensor.
+    """Return |δ| for all coordinates of a tensor.
 
     If one coordinate moved less than the others, what they change of its gradient, divided by its own small offset,
     would be taken for curvature.
@@ -178,14 +178,14 @@ def probe_size(scale: Array, config: Networks = NETWORKS) -> Array:
 
 
 def random_bit(index: Array, seed: Array) -> Array:
-    """0 or 1, from two whole numbers of 64 bits alone."""
+    """Return 0 or 1, computed from two whole numbers of 64 bits."""
     mixed = (index ^ seed) * MULTIPLIER
     mixed = (mixed ^ (mixed >> 32)) * MULTIPLIER
     return (mixed >> 40) & 1
 
 
 def probe(size: Array, positive: Array) -> Array:
-    """δ = ± size. With random signs, what the other coordinates change of a gradient averages out over time.
+    """Return δ = ± size. With random signs, the effects of other coordinates on a gradient average out over time.
 
     A row of an embedding table is seen too seldom for that, so its coordinates move against their gradients.
     """
@@ -198,7 +198,7 @@ def probe_due(unprobed: Array, long: Array, config: Networks = NETWORKS) -> Arra
 
 
 def is_long(norm_sq: Array, expected_norm_sq: Array, config: Networks = NETWORKS) -> Array:
-    """Is the gradient of a tensor as long as that of an outlier, ‖∇‖² > 4 Σv̄? Its curvature is unusual then, too."""
+    """Return whether ‖∇‖² > 4 Σv̄: the gradient is an outlier, so its curvature is probably unusual, too."""
     return norm_sq > config.outlier_sigmas * config.outlier_sigmas * expected_norm_sq
 
 
@@ -209,7 +209,7 @@ MIN_CURVATURE = 1e-30
 
 
 def noise(mean: Moments, config: Networks) -> Array:
-    """σ², the variance of the gradient of one sample; never zero."""
+    """Return σ², the variance of the gradient of one sample. It is never zero."""
     return variance(mean.grad, mean.grad_sq) + config.epsilon
 
 
@@ -237,7 +237,7 @@ def context(
 
 
 def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: TensorContext, decoupled: bool) -> Array:
-    """η*, the optimal rate for the mean gradient over `count` samples (eq. 3), and over the steps of the horizon.
+    """Return η*, the optimal rate for the mean gradient over `count` samples (eq. 3) and the steps of the horizon.
 
     In decoupled coordinates what others change of a gradient averages out of h̄^fd but not of v̄^fd, so the curvature is
     |h̄^fd| plus the standard error of that mean. Elsewhere those changes matter, and it is v̄^fd / h̄^fd (section 5.2).
@@ -274,7 +274,7 @@ def rate_from(
 
 
 def limited_step(rate: Array, grad: Array, grad_sq: Array, tensor: TensorContext) -> Array:
-    """η∇, where ∇ is cut if it is many times as large as usual (v̄ before this minibatch), and the step at its limit.
+    """Return η∇, with a limit for ∇ of some times its usual size (v̄ before this minibatch), and one for the step.
 
     A rare huge gradient comes with a curvature that no probe has seen, and so does a point far beyond the last probe.
     """
@@ -282,7 +282,7 @@ def limited_step(rate: Array, grad: Array, grad_sq: Array, tensor: TensorContext
 
 
 def inflate_second_moments(mean: Moments, ended: Array, config: Networks) -> Moments:
-    """Trust the averages less where the bootstrap has just `ended`."""
+    """Multiply the second moments by `variance_inflation` where the bootstrap has just `ended`."""
     return Moments(
         grad=mean.grad,
         grad_sq=mean.grad_sq + ended * (config.variance_inflation * mean.grad_sq - mean.grad_sq),
@@ -297,7 +297,7 @@ def inflate_second_moments(mean: Moments, ended: Array, config: Networks) -> Mom
 def learn(
     state: CoreState, batch: Moments, count: Array, config: Networks, tensor: TensorContext, decoupled: bool
 ) -> tuple[CoreState, Info]:
-    """The statistics after a minibatch, and the rates that follow from them. Where `count` is 0 nothing changes."""
+    """Return the statistics after a minibatch, and the rates computed from them. A `count` of 0 changes nothing."""
     learning = (count > 0) & (state.seen >= config.bootstrap)
     outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
     seen = state.seen + count
@@ -322,7 +322,7 @@ def averaging_weight(seen: Array, window: Array, config: Networks = NETWORKS) ->
 
 
 def row_averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS) -> Array:
-    """For a row of a table, which comes and goes: its t-th iterate enters its average with weight 1/√t."""
+    """Return the weight of a new iterate in the average of a row of a table: 1/√t for its t-th iterate."""
     earlier = (seen > config.bootstrap) * (seen - config.bootstrap)
     return square_root(count / (earlier + count + (count == 0)))
 

@@ -253,7 +253,6 @@ class Stream(IterableDataset):
         ({"max_epochs": 2, "limit_train_batches": 4}, None),
         ({"max_epochs": 2, "limit_train_batches": 1}, None),
     ],
-    ids=str,
 )
 def test_steps_per_epoch_are_known_if_data_are_repeated(tmp_path, given, expected):
     trainer, _ = fit(Module(), tmp_path, **given)

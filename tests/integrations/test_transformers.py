@@ -264,7 +264,6 @@ class Stream(IterableDataset):
         ({"max_steps": 7, "optimizer_cls_and_kwargs": (VSGD, {"steps_per_epoch": None})}, None),
         ({"max_steps": 7, "optimizer_cls_and_kwargs": (VSGD, {"steps_per_epoch": 3})}, 3),
     ],
-    ids=str,
 )
 def test_steps_per_epoch_are_known_if_data_are_repeated(tmp_path, given, expected):
     options = {name: given[name] for name in ("train_dataset", "optimizer_cls_and_kwargs") if name in given}

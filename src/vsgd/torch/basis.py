@@ -66,28 +66,43 @@ def stack_key(shape: tuple[int, int], basis: Basis) -> Any:
     return None if sizes == [None, None] else (shape, *sizes)
 
 
-def rotate(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards: bool = False) -> None:
-    """Rotate matrices into their bases, or back from these.
+Product = tuple[Tensor, Tensor, Tensor]
+"""Two factors of a batched matrix product, and memory for the result."""
+
+
+def rotation(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards: bool = False) -> list[Product]:
+    """Return the products that rotate matrices into their bases, or back from these.
 
     Args:
         stack: the matrices.
-        values: in the order of the stack; flat, as `half` and `out` are.
+        values: all coordinates of the block; flat, as `half` and `out` are.
         half: memory for intermediate results.
         out: memory for the result.
         backwards: whether `values` are in the coordinates of the bases.
     """
+    values, half, out = (each[stack.coordinates] for each in (values, half, out))
     left, right = stack.basis.left, stack.basis.right
+    products = []
     if left is not None:
         target = out if right is None else half
         q = left.flatten(0, 1)
         shape = q.shape[0], -1, stack.shape[2]
-        torch.bmm(q if backwards else q.mT, values.view(shape), out=target.view(shape))
+        products.append((q if backwards else q.mT, values.view(shape), target.view(shape)))
         values = half
     if right is not None:
-        given, result, size = values.view(stack.shape), out.view(stack.shape), right.shape[-1]
-        for k in range(right.shape[1]):
-            q, columns = right[:, k], slice(k * size, (k + 1) * size)
-            torch.bmm(given[:, :, columns], q.mT if backwards else q, out=result[:, :, columns])
+        q = right.mT if backwards else right
+        given, result = (each.view(*stack.shape[:2], *right.shape[1:3]) for each in (values, out))
+        # one product per block of columns for all matrices, or one per matrix for all its blocks
+        along = 2 if right.shape[1] <= right.shape[0] else 0
+        parts = zip(given.unbind(along), q.unbind(1 if along else 0), result.unbind(along), strict=True)
+        products += [(x, y, z) if along else (x.transpose(0, 1), y, z.transpose(0, 1)) for x, y, z in parts]
+    return products
+
+
+def multiply(products: Iterable[Product]) -> None:
+    """Compute batched matrix products. Autocast does not change them, because their results have memory."""
+    for a, b, out in products:
+        torch.bmm(a, b, out=out)
 
 
 def update_covariances(basis: Basis, grads: Tensor, steps: float) -> None:

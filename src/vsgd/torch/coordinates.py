@@ -32,6 +32,10 @@ class Workspace:
             self._buffers[name] = torch.empty_like(like)
         return self._buffers[name]
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Return whether this is one of the buffers."""
+        return any(tensor is each for each in self._buffers.values())
+
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 

@@ -17,7 +17,17 @@ from torch import Tensor
 
 from vsgd.algorithms.strategy import Config, probe_seed
 from vsgd.eigenbasis import Basis, is_covariance_step, is_refresh_step
-from vsgd.torch.basis import Stack, basis_of, refresh, rotate, stack_bases, stack_key, update_covariances
+from vsgd.torch.basis import (
+    Product,
+    Stack,
+    basis_of,
+    multiply,
+    refresh,
+    rotation,
+    stack_bases,
+    stack_key,
+    update_covariances,
+)
 from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
 from vsgd.torch.coordinates import Coordinates, Workspace, precision
 from vsgd.torch.devices import sum_dtype
@@ -93,6 +103,8 @@ class DenseBlock:
         sides = [{k: states[p][k].to(first.device, dtype) for k in SIDE_FIELDS if k in states[p]} for p in parameters]
         self._stacks = stack_bases([matrix_shape(p.shape) for p in parameters], [basis_of(each) for each in sides])
         alone = [stack.of_one(k) for stack in self._stacks for k in range(stack.shape[0])]
+        self._rotations: dict[Any, list[Product]] = {}
+        """Products between buffers of the workspace, by the addresses of these and the direction."""
         self._bases = [Basis(*map(one_of, stack.basis)) for stack in alone]
         self._weights = self._views(self._evaluated())
         self._iterates = self._views(self.coordinates.theta)
@@ -189,11 +201,15 @@ class DenseBlock:
         return self._rotate(flat, self._buffer(name), backwards=True) if self._stacks else flat
 
     def _rotate(self, flat: Tensor, out: Tensor, backwards: bool) -> Tensor:
-        half = self._buffer("half")
-        with no_autocast(flat.device):
-            for stack in self._stacks:
-                place = stack.coordinates
-                rotate(stack, flat[place], half[place], out[place], backwards)
+        key = flat.data_ptr(), out.data_ptr(), backwards
+        products = self._rotations.get(key)
+        if products is None:
+            half = self._buffer("half")
+            products = [each for stack in self._stacks for each in rotation(stack, flat, half, out, backwards)]
+            workspace = self.coordinates.workspace
+            if workspace is not None and workspace.holds(flat) and workspace.holds(out):
+                self._rotations[key] = products
+        multiply(products)
         end = self._stacks[-1].coordinates.stop
         if end < flat.numel():
             out[end:].copy_(flat[end:])
@@ -272,16 +288,18 @@ class DenseBlock:
         """Let the bases of a stack follow the gradient, if that is due; each matrix has had as many `steps`."""
         if not is_covariance_step(steps):
             return
-        with no_autocast(plain_grad.device):
-            place = stack.coordinates
-            update_covariances(stack.basis, plain_grad[place].view(stack.shape), steps)
-            if is_refresh_step(steps):
-                half, own, mean = self._buffer("half"), self._buffer("back"), self.coordinates.grad[place]
-                rotate(stack, mean.to(own.dtype), half[place], own[place], backwards=True)
+        place = stack.coordinates
+        update_covariances(stack.basis, plain_grad[place].view(stack.shape), steps)
+        if is_refresh_step(steps):
+            half, own, mean = self._buffer("half"), self._buffer("back"), self.coordinates.grad
+            is_compact = mean.dtype != own.dtype
+            mean = mean.to(own.dtype) if is_compact else mean
+            multiply(rotation(stack, mean, half, own, backwards=True))
+            with no_autocast(plain_grad.device):
                 refresh(stack.basis)
-                new = mean if mean.dtype == own.dtype else torch.empty_like(own[place])
-                rotate(stack, own[place], half[place], new)
-                mean.copy_(new)
+            multiply(rotation(stack, own, half, mean))
+            if is_compact:
+                self.coordinates.grad[place].copy_(mean[place])
 
 
 def in_stacking_order(parameters: Sequence[Tensor], states: dict[Tensor, ParamState]) -> list[Tensor]:

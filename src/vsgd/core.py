@@ -186,5 +186,8 @@ def measured_curvature(mean: Moments, diff: Array, diff_sq: Array, delta: Array)
 
 
 def descend(theta: Array, step: Array, decay: Array) -> Array:
-    """Return (θ − step) / (1 + decay), where decay = ηλ. This implicit form of weight decay is stable for all rates."""
-    return (theta - step) / ((decay >= 0) + decay)
+    """Return (θ − step) / (1 + decay), where decay = ηλ. This implicit form of weight decay is stable for all rates.
+
+    The reciprocal is a number per tensor. Compiled loops compute it once.
+    """
+    return (theta - step) * ((decay >= 0) / ((decay >= 0) + decay))

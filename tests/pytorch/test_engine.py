@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from vsgd import NETWORKS, PAPER, jit
-from vsgd.algorithms.strategy import Totals, strategy_of
+from vsgd.algorithms.networks import momentum_weight
+from vsgd.algorithms.strategy import Rates, Totals, strategy_of
 from vsgd.torch import engine_numba, update
-from vsgd.torch.coordinates import PENALTY, PRODUCTS, BatchMoments, Coordinates, Motion, Rates, spread
+from vsgd.torch.coordinates import BatchMoments, Coordinates, Inputs, spread
 from vsgd.torch.engine_numba import NumbaEngine
 from vsgd.torch.engine_torch import TorchEngine
 
@@ -65,24 +66,36 @@ def rule_of(config, engine=NumbaEngine):
     return update.rule_of(engine(), config)
 
 
+def learn(block, kind, engine=NumbaEngine, config=NETWORKS, rates=None, moves=False, **inputs):
+    """Let a block learn as `update.learn_and_move` does."""
+    batch, delta = batch_of(kind, block), offset_of(kind, block)
+    given = Inputs(batch, delta, rates or Rates(1.0, 1.0), **{"weight": 0.0, **inputs})
+    starts = update.is_starting(block, batch, config)
+    found = engine().learn(block, given, strategy_of(config), config, moves, starts)
+    block.seen.add_(batch.counts)
+    return found
+
+
 def learned(engine, config, decoupled, kind, **options):
-    """What is left of a block after learning, the steps, and the sums."""
+    """What is left of a block after learning, the steps, the outliers and the decay."""
     block = block_of(config, decoupled, **options)
-    rule = rule_of(config, engine)
-    steps, sums = update.learn(block, batch_of(kind, block), offset_of(kind, block), Rates(0.5, 3.0), rule)
+    samples = 1.0 + torch.arange(len(block.lengths), dtype=torch.float64)
+    found = learn(block, kind, engine, config, Rates(0.5, 3.0), samples=samples)
     # both engines start the averages of the second segment, and with them write its curvature
-    return [part for part in block[:-2] if part is not None], steps, torch.as_tensor(sums)[:2, :4]
+    numbers = [torch.as_tensor(each).clone() for each in (found.outliers, found.decay)]
+    return [part for part in block[:-2] if part is not None], found.steps, numbers
 
 
 @blocks
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_tensors_equal_the_loops(config, decoupled, kind):
-    loop_blocks, loop_steps, loop_sums = learned(NumbaEngine, config, decoupled, kind)
+    loop_blocks, loop_steps, loop_numbers = learned(NumbaEngine, config, decoupled, kind)
     with torch.compiler.set_stance("force_eager"):
-        whole_blocks, steps, sums = learned(TorchEngine, config, decoupled, kind)
+        whole_blocks, steps, numbers = learned(TorchEngine, config, decoupled, kind)
     torch.testing.assert_close(whole_blocks, loop_blocks, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(steps, loop_steps, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(sums, loop_sums, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(numbers, loop_numbers, rtol=1e-9, atol=1e-12)
+    assert float(numbers[1][0]) > 0
 
 
 def test_whole_tensors_are_compiled_by_torch():
@@ -95,10 +108,10 @@ def test_whole_tensors_are_compiled_by_torch():
 
 def test_segments_without_samples_are_left_alone():
     before, block = block_of(NETWORKS, True), block_of(NETWORKS, True)
-    batch = batch_of("one sample, probed", block)
-    steps, _ = update.learn(block, batch, torch.full_like(block.theta, 0.01), Rates(1.0, 1.0), rule_of(NETWORKS))
+    steps = learn(block, "one sample, probed").steps
     for mine, theirs in zip(block[:7], before[:7], strict=True):
         assert torch.equal(mine[6:], theirs[6:])
+    assert torch.equal(block.totals[2], before.totals[2])
     assert not steps[6:].any()
     assert block.seen.tolist() == [21, 1, 2]
 
@@ -107,7 +120,7 @@ def test_steps_are_no_longer_than_their_limit():
     block = block_of(NETWORKS, True)
     block.totals[:, Totals._fields.index("probe_size")] = 1e-4
     _, steps, _ = learned(NumbaEngine, NETWORKS, True, "one sample")
-    small, _ = update.learn(block, batch_of("one sample", block), None, Rates(1.0, 1.0), rule_of(NETWORKS))
+    small = learn(block, "one sample").steps
     assert small.abs().max() == pytest.approx(NETWORKS.step_limit * 1e-4)
     assert steps.abs().max() > small.abs().max()
 
@@ -115,30 +128,38 @@ def test_steps_are_no_longer_than_their_limit():
 @pytest.mark.parametrize("engine", [NumbaEngine, TorchEngine])
 def test_moving(engine):
     block = block_of(NETWORKS, True)
-    theta, average = block.theta.clone(), block.average.clone()
+    theta, average, totals = block.theta.clone(), block.average.clone(), block.totals.clone()
     steps, grad = torch.randn(306, dtype=torch.float64), torch.randn(306, dtype=torch.float64)
-    decay, weight, momentum = torch.tensor([[0.0, 0.5, 1.0], [0.1, 0.2, 0.0], [0.05, 0.0, 0.03]]).double()
-    products = engine().move(block, grad, steps, Motion(decay, weight, momentum))
-    along = [part.sum() for part in (grad * (theta - average)).split(LENGTHS)]
-    torch.testing.assert_close(torch.as_tensor(products), torch.stack(along))
+    decay, weight = torch.tensor([[0.0, 0.5, 1.0], [0.1, 0.2, 0.0]]).double()
+    momentum = momentum_weight(block.total_columns().momentum, weight, 1.0)
+    assert momentum[:2].all()
+    inputs = Inputs(BatchMoments(grad, grad, torch.ones(3)), None, Rates(1.0, 1.0), weight)
+    products = engine().move(block, inputs, steps, decay, strategy_of(NETWORKS), NETWORKS)
+    along = torch.stack([part.sum() for part in (grad * (theta - average)).split(LENGTHS)])
+    torch.testing.assert_close(torch.as_tensor(products), along)
     expected = (theta - steps + spread(momentum, block) * (theta - average)) / (1 + spread(decay, block))
     torch.testing.assert_close(block.theta, expected)
     torch.testing.assert_close(block.average, average + spread(weight, block) * (expected - average))
+    agreement = Totals(*totals.T).agreement
+    new = agreement + (along - agreement) / 40
+    torch.testing.assert_close(block.total_columns().agreement, torch.where(weight > 0, new, agreement))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
-    lengths, rule = (3 * engine_numba.PIECE // 2, 300), rule_of(NETWORKS)
-    motion = Motion(decay=np.zeros(2), weight=np.array([0.3, 0.2]), momentum=np.array([0.0, 0.1]))
+    lengths, rule, rates = (3 * engine_numba.PIECE // 2, 300), rule_of(NETWORKS), Rates(0.5, 3.0)
+    weight = np.array([0.3, 0.2])
     together, apart = (block_of(NETWORKS, True, lengths=lengths) for _ in range(2))
     batch, delta = batch_of(kind, apart), offset_of(kind, apart)
-    _, sums = update.learn(together, batch, delta, Rates(0.5, 3.0), rule, motion)
-    steps, _ = update.learn(apart, batch, delta, Rates(0.5, 3.0), rule)
+    at_once = learn(together, kind, rates=rates, moves=True, weight=weight)
+    assert at_once.steps is None
+    one = learn(apart, kind, rates=rates, weight=weight)
     penalty = update.curvature_penalty(apart, update.identity) if delta is not None else 0.0
-    products = rule.engine.move(apart, batch.plain_grad, steps, motion)
+    inputs = Inputs(batch, delta, rates, weight)
+    products = rule.engine.move(apart, inputs, one.steps, one.decay, rule.strategy, rule.config)
     torch.testing.assert_close(together[:-2], apart[:-2])
-    np.testing.assert_allclose(sums[:, PRODUCTS], products, rtol=1e-6)
-    np.testing.assert_allclose(sums[:, PENALTY].sum(), penalty, rtol=1e-6)
+    np.testing.assert_allclose(at_once.products, products, rtol=1e-6)
+    np.testing.assert_allclose(at_once.penalty.sum(), penalty, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,12 +224,12 @@ def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     monkeypatch.setattr(engine_numba, "cached_jit", jit.compiled)  # whose code can be looked at
     engine_numba.learn_loop.cache_clear()
     learned(NumbaEngine, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
-    learn = strategy_of(NETWORKS).learn(decoupled)
-    loop = engine_numba.learn_loop(learn, False, True, False, "probed" in kind, True, False)
+    flags = False, "probed" in kind, True, False
+    loop = engine_numba.learn_loop(strategy_of(NETWORKS), decoupled, (False, True), flags)
     engine_numba.learn_loop.cache_clear()
     (code,) = loop.inspect_asm().values()
     if "divss" not in code:
         pytest.skip("not an x86 processor")
     assert "divps" in code
     assert "divpd" not in code
-    assert "divsd" not in code
+    assert "cvtps2pd" not in code  # only the few numbers per segment have double precision

@@ -58,6 +58,42 @@ class Totals(NamedTuple):
     """`Momentum.agreement`, the only number here that may be negative."""
 
 
+class Sums(NamedTuple):
+    """Sums over the coordinates of a tensor that one update takes. The first four become `Totals`."""
+
+    grad_sq: Array
+    """Σ v̄"""
+    signal: Array
+    """Σ ḡ²"""
+    curv: Array
+    """Σ |h̄^fd|"""
+    curv_sq: Array
+    """Σ v̄^fd"""
+    outliers: Array
+    """Number of outliers."""
+    step_sq: Array
+    """Squared norm of the step."""
+    batch_sq: Array
+    """Squared norm of the gradient of the minibatch."""
+    products: Array = 0.0
+    """∇·(θ − θ̄) before the step."""
+    penalty: Array = 0.0
+    """½ Σ |h̄^fd| (θ − θ̄)² before the step."""
+
+
+class Rates(NamedTuple):
+    """Settings of a parameter group that scale its learning rates."""
+
+    lr: float
+    """Factor on all rates."""
+    horizon: float
+    """Number of steps that rates are optimal for."""
+    weight_decay: float = 0.0
+    """λ of AdamW; 0 leaves weight decay to the estimate."""
+    advantage: float = 0.0
+    """`Averaging.advantage`: how much better the average of the iterates is than the newest."""
+
+
 Learn = Callable[..., tuple[State, Info]]
 """(state, batch, count, config, tensor) → new statistics, rates and outliers. Steps follow by `limited_step`."""
 
@@ -286,6 +322,12 @@ def estimated_decay(totals: Totals, length: Array, samples: Array, step_norm_sq:
     rate = step_rms / (grad_rms + (grad_rms == 0))
     limit = step_rms / (totals.rms + (totals.rms == 0))
     return clip(rate * strength_of_decay(totals, length, samples), limit)
+
+
+def decay_of(totals: Totals, sums: Sums, length: Array, samples: Array, rates: Rates) -> Array:
+    """Return the decay d of a tensor: by the strength that the user has set, or estimated if `samples` is not 0."""
+    estimate = estimated_decay(totals, length, samples, sums.step_sq, sums.batch_sq)
+    return weight_decay(rates.weight_decay, sums.step_sq, length) + estimate
 
 
 def decay_has_begun(steps: Array, steps_per_epoch: Array, config: Networks) -> Array:

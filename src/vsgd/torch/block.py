@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from vsgd.algorithms.networks import Progress
-from vsgd.algorithms.strategy import Config, strategy_of
+from vsgd.algorithms.strategy import Config, Rates, strategy_of
 from vsgd.eigenbasis import Basis
-from vsgd.torch.coordinates import BatchMoments, Coordinates, Rates
+from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates
 from vsgd.torch.moments import Sampling
-from vsgd.torch.update import Checks, Rule
+from vsgd.torch.update import Rule
 
 Group = dict[str, Any]
 """A parameter group of the optimizer."""

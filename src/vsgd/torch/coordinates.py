@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import TensorContext
-from vsgd.algorithms.strategy import Config, Strategy, Totals
+from vsgd.algorithms.strategy import Config, Rates, Strategy, Totals
 from vsgd.core import Moments, State
 from vsgd.torch.distributed import Shards
 
@@ -106,43 +105,47 @@ class BatchMoments(NamedTuple):
     """First gradients of the single samples, where their differences to second ones may be needed."""
 
 
-class Rates(NamedTuple):
-    """Settings of a group that scale its learning rates."""
-
-    lr: float
-    """Factor on all rates."""
-    horizon: float
-    """Number of steps that rates are optimal for."""
-    weight_decay: float = 0.0
-    """λ of AdamW; 0 leaves weight decay to the estimate."""
-    advantage: float = 0.0
-    """`Averaging.advantage`: how much better the average of the iterates is than the newest."""
-
-
-class Motion(NamedTuple):
-    """Numbers per segment for moving iterates and their average."""
-
-    decay: Any
-    """d in θ ← (θ − step) / (1 + d)."""
-    weight: Any
-    """Weight with which new iterates enter the average."""
-    momentum: Any
-    """Factor on θ − θ̄, which is added to the iterates."""
-
-
-class LearnInputs(NamedTuple):
-    """What the coordinates of a block learn from in one step."""
+class Inputs(NamedTuple):
+    """What the update of a block starts from."""
 
     batch: BatchMoments
     delta: Tensor | None
     """Offset of the probe, if there was one."""
-    context: TensorContext
-    """Quantities that the coordinates of a segment share, per segment."""
-    lr: float
-    writes_curvature: bool
-    """Whether the averages of the curvature change."""
-    motion: Motion | None = None
-    """How iterates move, if steps are taken at once."""
+    rates: Rates
+    weight: Any
+    """Per segment, with which the new iterates enter the average."""
+    samples: Any = None
+    """Per segment, the number of samples in the data; 0 where no weight decay is estimated, None if nowhere."""
+
+    @property
+    def decays(self) -> bool:
+        """Whether weights decay."""
+        return self.samples is not None or self.rates.weight_decay > 0
+
+
+class Learned(NamedTuple):
+    """What an engine has learned from a minibatch. Numbers are per segment."""
+
+    steps: Tensor | None
+    """The step of every coordinate; None if the coordinates have moved at once."""
+    decay: Any
+    """d in θ ← (θ − step) / (1 + d)."""
+    outliers: Any
+    products: Any = None
+    """∇·(θ − θ̄) before the step, if the coordinates have moved at once, as has `penalty`."""
+    penalty: Any = None
+    """½ Σ |h̄^fd| (θ − θ̄)²"""
+
+
+class Checks(NamedTuple):
+    """What the numbers of a minibatch say before anything is learned from them. Each is a number on any device."""
+
+    usable: Any
+    """Whether every number is finite and can be squared."""
+    norm_sq: Any
+    """Largest squared norm of a gradient."""
+    long_norm_sq: Any
+    """The same of unusually long gradients; 0 if there is none."""
 
 
 class Engine(Protocol):
@@ -157,27 +160,40 @@ class Engine(Protocol):
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         """Return Σ values² per segment, over all processes."""
 
+    def check(
+        self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, strategy: Strategy, config: Config
+    ) -> Checks:
+        """Return whether squared norms of gradients are below a limit, the largest, and the largest unusual one."""
+
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
     ) -> Tensor:
         """Return the offset δ of every coordinate. Without `seeds` signs are opposite to those of the gradient."""
 
     def learn(
-        self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
-    ) -> tuple[Tensor | None, Any]:
-        """Update the statistics. Return the step of every coordinate, and sums per segment: see `SUMS`.
+        self, coordinates: Coordinates, inputs: Inputs, strategy: Strategy, config: Config, moves: bool, starts: bool
+    ) -> Learned:
+        """Update the statistics and totals. Return the steps to take.
 
-        If the inputs have a `motion`, steps are taken, too, and None is returned in their place; see `moves_at_once`.
+        Args:
+            coordinates: of the block; they change in place.
+            inputs: of the update.
+            strategy: how the algorithm runs on whole tensors.
+            config: constants of the algorithm.
+            moves: whether coordinates also `move`; see `moves_at_once`.
+            starts: whether averages may just be started. Otherwise curvatures only change after a probe.
         """
 
-    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, motion: Motion) -> Any:
-        """Let θ ← (θ − step + momentum (θ − θ̄)) / (1 + decay), and the average follow.
+    def move(
+        self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, strategy: Strategy, config: Config
+    ) -> Any:
+        """Let θ ← (θ − step + momentum (θ − θ̄)) / (1 + decay), and the average and the momentum follow.
 
-        Return ∇·(θ − θ̄) per segment, as it was before. All are in the parameters' own coordinates.
+        Return ∇·(θ − θ̄) per segment, as it was before. Steps are in the parameters' own coordinates.
         """
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
-        """Return whether `learn` can move coordinates that are not rotated."""
+        """Return whether `learn` can move coordinates that are not rotated and do not decay."""
 
     def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
         """Copy tensors of equal shapes."""
@@ -194,6 +210,11 @@ class Engine(Protocol):
         Returns:
             Whether there are any: a bool, or a tensor on the device.
         """
+
+
+def lengths_of(coordinates: Coordinates) -> Tensor:
+    """Return the coordinates of each segment, those in other processes included."""
+    return lengths_on(coordinates.whole_lengths, coordinates.totals.device, coordinates.totals.dtype)
 
 
 def lengths_on(lengths: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -218,13 +239,6 @@ def spread(values: Tensor, coordinates: Coordinates) -> Tensor:
     theta = coordinates.theta
     lengths = lengths_on(coordinates.lengths, theta.device)
     return torch.repeat_interleave(values.to(theta, non_blocking=True), lengths, output_size=len(theta))
-
-
-GRAD_SQ, SIGNAL, CURV, CURV_SQ, OUTLIERS, PRODUCTS, PENALTY = SUMS = range(7)
-"""Columns of sums over a segment: v̄, ḡ², |h̄^fd|, v̄^fd, outliers, ∇·(θ − θ̄) and ½|h̄^fd|(θ − θ̄)².
-
-Engines that do not move coordinates while they learn return the first five.
-"""
 
 
 def precision(dtype: torch.dtype) -> torch.dtype:

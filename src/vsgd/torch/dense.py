@@ -29,12 +29,12 @@ from vsgd.torch.basis import (
     update_covariances,
 )
 from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
-from vsgd.torch.coordinates import Coordinates, Workspace, precision
+from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Workspace, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
 from vsgd.torch.state import SIDES, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
-from vsgd.torch.update import Checks, Rule, check, is_starting, learn_and_move
+from vsgd.torch.update import Rule, check, is_starting, learn_and_move
 
 SIDE_FIELDS = tuple(f"{side}_{part}" for side in SIDES for part in ("basis", "cov"))
 
@@ -73,7 +73,7 @@ class DenseBlock:
         self._signature = signature(parameters)
         self._is_coarse = first.dtype != dtype
         self._is_sharded = any(map(is_sharded, parameters))
-        self._is_matrix = torch.tensor([p.dim() > 1 for p in parameters], device="cpu")
+        self._is_matrix = rule.engine.numbers(torch.tensor([p.dim() > 1 for p in parameters], device="cpu"))
         lengths = tuple(part.numel() for part in self._parts)
 
         def flat(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -104,7 +104,7 @@ class DenseBlock:
         self._stacks = stack_bases([matrix_shape(p.shape) for p in parameters], [basis_of(each) for each in sides])
         alone = [stack.of_one(k) for stack in self._stacks for k in range(stack.shape[0])]
         self._rotations: dict[Any, list[Product]] = {}
-        """Products between buffers of the workspace, by the addresses of these and the direction."""
+        """Products by the parameters, the addresses of values and results, and the direction."""
         self._bases = [Basis(*map(one_of, stack.basis)) for stack in alone]
         self._weights = self._views(self._evaluated())
         self._iterates = self._views(self.coordinates.theta)
@@ -201,19 +201,27 @@ class DenseBlock:
         return self._rotate(flat, self._buffer(name), backwards=True) if self._stacks else flat
 
     def _rotate(self, flat: Tensor, out: Tensor, backwards: bool) -> Tensor:
-        key = flat.data_ptr(), out.data_ptr(), backwards
-        products = self._rotations.get(key)
-        if products is None:
-            half = self._buffer("half")
-            products = [each for stack in self._stacks for each in rotation(stack, flat, half, out, backwards)]
-            workspace = self.coordinates.workspace
-            if workspace is not None and workspace.holds(flat) and workspace.holds(out):
-                self._rotations[key] = products
-        multiply(products)
+        for stack in self._stacks:
+            multiply(self._products(stack, flat, out, backwards))
         end = self._stacks[-1].coordinates.stop
         if end < flat.numel():
             out[end:].copy_(flat[end:])
         return out
+
+    def _products(self, stack: Stack, flat: Tensor, out: Tensor, backwards: bool) -> list[Product]:
+        """Return the products that rotate a stack. They are planned once for memory that is used again."""
+        key = stack.parameters.start, stack.parameters.stop, flat.data_ptr(), out.data_ptr(), backwards
+        products = self._rotations.get(key)
+        if products is None:
+            products = rotation(stack, flat, self._buffer("half"), out, backwards)
+            if self._stays(flat) and self._stays(out):
+                self._rotations[key] = products
+        return products
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """Return whether this memory is used in the steps to come."""
+        workspace = self.coordinates.workspace
+        return tensor is self.coordinates.grad or (workspace is not None and workspace.holds(tensor))
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
@@ -225,7 +233,7 @@ class DenseBlock:
         return update._replace(batch=sampling.complete_dense(self, update.batch))
 
     def check(self, update: Update) -> Checks:
-        return check(update.coordinates, update.batch, self.rule, by_rows=False)
+        return check(update.coordinates, update.batch, self.rule)
 
     def is_starting(self, update: Update) -> bool:
         if not self._has_started:
@@ -239,7 +247,8 @@ class DenseBlock:
         # a tensor without a gradient stays where it is
         has_grad = (update.batch.counts > 0).tolist()
         own = list(compress(zip(self._own(), self._iterates, strict=True), has_grad))
-        for (parameter, iterate), offset in zip(own, compress(self._views(self.back(delta)), has_grad), strict=True):
+        offsets = self._views(self.back(delta, "back"))
+        for (parameter, iterate), offset in zip(own, compress(offsets, has_grad), strict=True):
             torch.add(iterate, offset, out=parameter)
         if not self.coordinates.decoupled:
             for (parameter, iterate), offset in zip(own, compress(self._views(delta), has_grad), strict=True):
@@ -253,11 +262,12 @@ class DenseBlock:
         weight = strategy.averaging_weight(seen, group["averaging"][0], config) * (counts > 0)
         rotation = (self._into_buffer, self._back_to_buffer) if self._stacks else None
         # biases and scales of normalization layers, which are vectors, do not decay
-        samples = self._is_matrix * batch.counts * group["steps_per_epoch"] if estimates_decay(group) else None
+        samples = self._is_matrix * counts * group["steps_per_epoch"] if estimates_decay(group) else None
         rates = rates_of(group)
         if not self._has_momentum:
             rates = rates._replace(advantage=math.inf)
-        moved = learn_and_move(self.coordinates, batch, update.delta, rates, weight, samples, self.rule, rotation)
+        inputs = Inputs(batch, update.delta, rates, weight, samples)
+        moved = learn_and_move(self.coordinates, inputs, self.rule, rotation)
         self._update_bases(batch.plain_grad, batch.counts)
         group["samples"] = max(batch.counts.tolist()) or group["samples"]
         outliers = dict(zip(self.parameters, moved.outliers, strict=True))
@@ -291,13 +301,13 @@ class DenseBlock:
         place = stack.coordinates
         update_covariances(stack.basis, plain_grad[place].view(stack.shape), steps)
         if is_refresh_step(steps):
-            half, own, mean = self._buffer("half"), self._buffer("back"), self.coordinates.grad
+            own, mean = self._buffer("back"), self.coordinates.grad
             is_compact = mean.dtype != own.dtype
             mean = mean.to(own.dtype) if is_compact else mean
-            multiply(rotation(stack, mean, half, own, backwards=True))
+            multiply(self._products(stack, mean, own, True))
             with no_autocast(plain_grad.device):
                 refresh(stack.basis)
-            multiply(rotation(stack, own, half, mean))
+            multiply(self._products(stack, own, mean, False))
             if is_compact:
                 self.coordinates.grad[place].copy_(mean[place])
 

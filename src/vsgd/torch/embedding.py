@@ -14,11 +14,11 @@ from vsgd.algorithms.strategy import Config, Totals
 from vsgd.eigenbasis import Basis, back
 from vsgd.torch.basis import basis_of
 from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
-from vsgd.torch.coordinates import Coordinates, precision
+from vsgd.torch.coordinates import Checks, Coordinates, Inputs, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.moments import RowMoments, Sampling
 from vsgd.torch.state import STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
-from vsgd.torch.update import Checks, Rule, check, learn_and_move
+from vsgd.torch.update import Rule, check, learn_and_move
 
 
 def as_table(state: ParamState, parameter: Tensor) -> ParamState:
@@ -156,7 +156,8 @@ class TableBlock:
         return update._replace(batch=sampling.complete_rows(self, RowMoments(update.rows, update.batch)))
 
     def check(self, update: Update) -> Checks:
-        return check(update.coordinates, update.batch, self.rule, by_rows=True)
+        checks = check(update.coordinates, update.batch, self.rule)
+        return checks._replace(long_norm_sq=0.0)  # totals are those of all touched rows, not of a single one
 
     def is_starting(self, update: Update) -> bool:
         return False  # rows start whenever they come
@@ -179,8 +180,9 @@ class TableBlock:
         weight = strategy.row_averaging_weight(seen, counts, config)
         samples = None
         if estimates_decay(self.group):  # a row has as many samples as its share of the steps so far
-            samples = coordinates.seen * (self.group["steps_per_epoch"] / (self.group["steps"] + 1))
-        moved = learn_and_move(coordinates, batch, update.delta, rates_of(self.group), weight, samples, self.rule, None)
+            samples = seen * (self.group["steps_per_epoch"] / (self.group["steps"] + 1))
+        inputs = Inputs(batch, update.delta, rates_of(self.group), weight, samples)
+        moved = learn_and_move(coordinates, inputs, self.rule, None)
         self._store(rows, coordinates)
         return Report(0.0, None, {self.parameter: moved.outliers.sum()})
 

@@ -16,25 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import TensorContext, add_momentum, random_bit
-from vsgd.algorithms.strategy import Config, Strategy, limited_step
+from vsgd.algorithms.networks import Momentum, TensorContext, add_momentum, momentum_weight, random_bit
+from vsgd.algorithms.strategy import Config, Strategy, Sums, Totals, decay_of, limited_step
 from vsgd.core import Moments, State, descend, ema, measured_curvature
 from vsgd.jit import cached_jit
-from vsgd.torch.coordinates import (
-    CURV,
-    CURV_SQ,
-    GRAD_SQ,
-    OUTLIERS,
-    PENALTY,
-    PRODUCTS,
-    SIGNAL,
-    SUMS,
-    BatchMoments,
-    Coordinates,
-    LearnInputs,
-    Motion,
-    are_equal,
-)
+from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Inputs, Learned, are_equal
 from vsgd.torch.distributed import summed
 
 PIECE = 1 << 13
@@ -42,13 +28,20 @@ MIN_PIECES_PER_THREAD = 8
 """Waking a second thread for less work takes longer than doing it."""
 
 
+SEEN, COUNT, LENGTH, SAMPLES, WEIGHT, DECAY = SEGMENT = range(6)
+"""Rows of an array of numbers per segment."""
+
+GRAD_SQ, SIGNAL, CURV, CURV_SQ, OUTLIERS, STEP_SQ, BATCH_SQ, PRODUCTS, PENALTY = range(len(Sums._fields))
+"""Columns of an array of sums."""
+
+MOMENTUM, AGREEMENT = (Totals._fields.index(name) for name in ("momentum", "agreement"))
+
+
 class Plan(NamedTuple):
     """What does not change of coordinates from step to step. Arrays are in the memory of the tensors."""
 
     pieces: Any
     """Of all segments, see `pieces_of`."""
-    firsts: Any
-    """The first piece of each segment; None if a segment is empty."""
     means: tuple[Any, Any]
     """ḡ and v̄."""
     curvs: tuple[Any, Any]
@@ -56,6 +49,12 @@ class Plan(NamedTuple):
     theta: Any
     average: Any
     """Empty if there is none."""
+    seen: Any
+    totals: Any
+    segments: Any
+    """Numbers per segment, for the step: see `SEGMENT`."""
+    sums: Any
+    """Memory for the sums over pieces."""
     nothing: Any
     is_compact: tuple[bool, bool]
     """Whether `means` and `curvs` are bfloat16."""
@@ -63,15 +62,20 @@ class Plan(NamedTuple):
 
 def make_plan(coordinates: Coordinates) -> Plan:
     pieces = pieces_of(coordinates.lengths, (True,) * len(coordinates.lengths))
+    segments = np.zeros((len(SEGMENT), len(coordinates.lengths)))
+    segments[LENGTH] = coordinates.whole_lengths
     nothing = coordinates.theta[:0].numpy()
     return Plan(
         pieces,
-        np.searchsorted(pieces[:, 0], np.arange(len(coordinates.lengths))) if all(coordinates.lengths) else None,
         (array(coordinates.grad), array(coordinates.grad_sq)),
         (array(coordinates.curv), array(coordinates.curv_sq)),
         array(coordinates.memory),
         coordinates.theta.numpy(),
         nothing if coordinates.average is None else coordinates.average.numpy(),
+        coordinates.seen.numpy(),
+        coordinates.totals.numpy(),
+        segments,
+        np.zeros((len(pieces), len(Sums._fields))),
         nothing,
         (coordinates.grad.dtype == torch.bfloat16, coordinates.curv.dtype == torch.bfloat16),
     )
@@ -88,6 +92,12 @@ def plan_of(coordinates: Coordinates) -> Plan:
     return plan
 
 
+def memory_for(name: str, coordinates: Coordinates) -> Tensor:
+    """Return memory for one number per coordinate. It is the same in every step if there is a workspace."""
+    workspace, theta = coordinates.workspace, coordinates.theta
+    return torch.empty_like(theta) if workspace is None else workspace.buffer(name, theta)
+
+
 class NumbaEngine:
     """Runs compiled loops on the memory of CPU tensors. Implements `Engine`."""
 
@@ -96,14 +106,20 @@ class NumbaEngine:
 
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         plan = plan_of(coordinates)
-        sums = np.empty(len(plan.pieces))
-        on_threads(cached_jit(norm_loop), plan.pieces, values.numpy(), sums)
-        return per_segment(sums, plan.pieces, plan, coordinates)
+        return run(cached_jit(norm_loop), coordinates, plan.pieces, np.empty((len(plan.pieces), 1)), values.numpy())[0]
+
+    def check(
+        self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, strategy: Strategy, config: Config
+    ) -> Checks:
+        norms = self.squared_norms(grad, coordinates)
+        found = np.empty(len(Checks._fields))
+        check_loop(strategy.is_long)(norms, plan_of(coordinates).totals, counts.numpy(), limit, config, found)
+        return Checks(found[0] > 0, found[1], found[2])
 
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
     ) -> Tensor:
-        plan, delta = plan_of(coordinates), torch.empty_like(coordinates.theta)
+        plan, delta = plan_of(coordinates), memory_for("delta", coordinates)
         dtype = plan.theta.dtype
         offsets = (0,) * len(coordinates.lengths) if coordinates.shards is None else coordinates.shards.offsets
         starts = np.cumsum([0, *coordinates.lengths[:-1]]) - np.array(offsets)
@@ -123,18 +139,19 @@ class NumbaEngine:
         return delta
 
     def learn(
-        self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
-    ) -> tuple[Tensor | None, Any]:
-        batch, delta, context, lr, writes_curvature, motion = inputs
+        self, coordinates: Coordinates, inputs: Inputs, strategy: Strategy, config: Config, moves: bool, starts: bool
+    ) -> Learned:
+        batch, delta, rates, weight, samples = inputs
         plan, counts = plan_of(coordinates), batch.counts.numpy()
-        dtype, nothing = plan.theta.dtype, plan.nothing
-        several, moves, is_complete = batch.grad_sq is not None, motion is not None, counts.all()
+        dtype, nothing, segments = plan.theta.dtype, plan.nothing, plan.segments
+        segments[SEEN], segments[COUNT], segments[WEIGHT] = plan.seen, counts, weight
+        segments[SAMPLES] = 0 if samples is None else samples
+        several, is_complete = batch.grad_sq is not None, counts.all()
         pieces = plan.pieces if is_complete else pieces_of(coordinates.lengths, tuple(counts > 0))
-        steps = None if moves else self._memory_for_steps(coordinates)
+        steps = None if moves else memory_for("steps", coordinates)
         if steps is not None and not is_complete:
             steps.zero_()
-        sums = np.zeros((len(pieces), len(SUMS)))
-        flags = several, delta is not None, writes_curvature, moves
+        flags = several, delta is not None, delta is not None or starts, moves
         parts = (
             batch.grad,
             batch.grad_sq,
@@ -142,36 +159,47 @@ class NumbaEngine:
             batch.diff_sq,
             batch.grad if batch.direction is None else batch.direction,
         )
-        on_threads(
-            learn_loop(strategy.learn(coordinates.decoupled), *plan.is_compact, *flags),
+        sums = run(
+            learn_loop(strategy, coordinates.decoupled, plan.is_compact, flags),
+            coordinates,
             pieces,
+            plan.sums[: len(pieces)],
             plan.means,
             plan.curvs,
             plan.memory,
             tuple([nothing if part is None else part.numpy() for part in parts]),
             nothing if delta is None else delta.numpy(),
-            np.array((coordinates.seen.numpy(), counts, *context, *(motion or ())), dtype),
-            dtype.type(lr),
+            segments,
+            plan.totals,
+            rates,
+            config,
             in_precision(config, dtype),
             nothing if steps is None else steps.numpy(),
             plan.theta,
             plan.average,
-            sums,
         )
-        return steps, per_segment(sums, pieces, plan, coordinates)
+        return Learned(steps, segments[DECAY], sums[OUTLIERS], sums[PRODUCTS], sums[PENALTY])
 
-    def _memory_for_steps(self, coordinates: Coordinates) -> Tensor:
-        workspace, theta = coordinates.workspace, coordinates.theta
-        return torch.empty_like(theta) if workspace is None else workspace.buffer("steps", theta)
-
-    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, motion: Motion) -> Any:
+    def move(
+        self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, strategy: Strategy, config: Config
+    ) -> Any:
         plan = plan_of(coordinates)
-        sums = np.zeros(len(plan.pieces))
-        segments = np.array(motion, plan.theta.dtype)
-        on_threads(
-            cached_jit(move_loop), plan.pieces, plan.theta, plan.average, steps.numpy(), grad.numpy(), segments, sums
+        plan.segments[WEIGHT], plan.segments[DECAY] = inputs.weight, decay
+        sums = run(
+            move_loop(strategy.momentum),
+            coordinates,
+            plan.pieces,
+            np.zeros((len(plan.pieces), 1)),
+            plan.theta,
+            plan.average,
+            steps.numpy(),
+            inputs.batch.plain_grad.numpy(),
+            plan.segments,
+            plan.totals,
+            inputs.rates,
+            config,
         )
-        return per_segment(sums, plan.pieces, plan, coordinates)
+        return sums[0]
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         return coordinates.average is not None
@@ -236,27 +264,53 @@ def cached_pieces(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
     return np.array(table, np.int64).reshape(-1, 3)
 
 
-def per_segment(sums: Any, pieces: Any, plan: Plan, coordinates: Coordinates) -> Any:
-    """Return sums over segments, of all processes, from sums over pieces."""
-    if pieces is plan.pieces and plan.firsts is not None:
-        totals = sums if len(pieces) == len(plan.firsts) else np.add.reduceat(sums, plan.firsts)
-    else:
-        totals = np.zeros((len(coordinates.lengths), *sums.shape[1:]))
-        np.add.at(totals, pieces[:, 0], sums)
-    return totals if coordinates.shards is None else summed(torch.from_numpy(totals), coordinates.shards).numpy()
+def run(loop: Callable[..., Any], coordinates: Coordinates, pieces: Any, sums: Any, *arguments: Any) -> Any:
+    """Run a loop over pieces, which takes sums over each, and let it finish with the sums over segments.
+
+    Args:
+        loop: called with the range of its pieces, whether it is to finish, pieces, sums over these, memory for sums
+            over segments, and the arguments.
+        coordinates: that it runs on.
+        pieces: to share among threads.
+        sums: memory for the sums over pieces: pieces × kinds of sums.
+        arguments: of the loop.
+
+    Returns:
+        Sums over segments, of all processes: kinds of sums × segments.
+    """
+    count, totals = len(pieces), np.zeros((sums.shape[1], len(coordinates.lengths)))
+    if coordinates.shards is None and thread_count(count) == 1:
+        loop(0, count, True, pieces, sums, totals, *arguments)
+        return totals
+    on_threads(loop, pieces, sums, totals, *arguments)
+    if coordinates.shards is not None:  # continue with one piece per segment
+        segments = np.arange(len(coordinates.lengths))
+        np.add.at(totals.T, pieces[:, 0], sums)
+        sums = summed(torch.from_numpy(totals), coordinates.shards).numpy().T.copy()
+        pieces = np.stack([segments, segments, segments], axis=1)
+        totals = np.zeros_like(totals)
+    loop(0, 0, True, pieces, sums, totals, *arguments)
+    return totals
+
+
+def add_pieces(pieces: Any, sums: Any, totals: Any) -> None:
+    """Add sums over pieces, pieces × kinds, to those over segments, kinds × segments."""
+    for piece in range(len(pieces)):
+        for kind in range(len(totals)):
+            totals[kind, pieces[piece, 0]] += sums[piece, kind]
+
+
+def thread_count(pieces: int) -> int:
+    return max(min(torch.get_num_threads(), pieces // MIN_PIECES_PER_THREAD), 1)
 
 
 def on_threads(loop: Callable[..., Any], pieces: Any, *arguments: Any) -> None:
     """Share the pieces among torch's threads; the calling one takes its part."""
-    count = len(pieces)
-    threads = min(torch.get_num_threads(), count // MIN_PIECES_PER_THREAD)
-    if threads < 2:
-        loop(0, count, pieces, *arguments)
-        return
-    own, *others = itertools.pairwise(count * k // threads for k in range(threads + 1))
-    tasks = [pool(threads - 1).submit(loop, *part, pieces, *arguments) for part in others]
+    threads = thread_count(len(pieces))
+    own, *others = itertools.pairwise(len(pieces) * k // threads for k in range(threads + 1))
+    tasks = [pool(threads - 1).submit(loop, *part, False, pieces, *arguments) for part in others]
     try:
-        loop(*own, pieces, *arguments)
+        loop(*own, False, pieces, *arguments)
     finally:
         wait(tasks)  # whatever happens here, they still write to these arrays
     for task in tasks:
@@ -303,10 +357,34 @@ def total_sq(values: Any, load: Callable[..., Any]) -> Any:
     return result
 
 
-def norm_loop(first: int, last: int, pieces: Any, values: Any, sums: Any) -> None:
-    """Squared norms of the pieces."""
+def norm_loop(first: int, last: int, finishes: bool, pieces: Any, sums: Any, totals: Any, values: Any) -> None:
+    """Squared norms."""
     for piece in range(first, last):
-        sums[piece] = total_sq(values[pieces[piece, 1] : pieces[piece, 2]], identity)
+        sums[piece, 0] = total_sq(values[pieces[piece, 1] : pieces[piece, 2]], identity)
+    if finishes:
+        add_pieces(pieces, sums, totals)
+
+
+@functools.cache
+def check_loop(is_long: Callable[..., Any]) -> Callable[..., None]:
+    """Return the compiled loop that computes `Checks` from squared norms."""
+
+    def check_loop(norms: Any, totals: Any, counts: Any, limit: float, config: Any, found: Any) -> None:
+        usable, longest, long = 1.0, 0.0, 0.0
+        for segment in range(len(norms)):
+            norm = norms[segment]
+            usable = usable if norm < limit else 0.0  # NaN is not
+            longest = max(longest, norm)
+            if counts[segment] > 0 and is_long(norm, totals_of(totals[segment]), counts[segment], config):
+                long = max(long, norm)
+        found[0], found[1], found[2] = usable, longest, long
+
+    return cached_jit(check_loop)
+
+
+def totals_of(row: Any) -> Totals:
+    """Return the totals of a segment."""
+    return Totals(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8])
 
 
 def total_abs(values: Any, load: Callable[..., Any]) -> Any:
@@ -336,6 +414,7 @@ def make_probe_loop(probe: Callable[..., Any], load: Callable[..., Any], is_rand
     def probe_loop(
         first: int,
         last: int,
+        finishes: bool,
         pieces: Any,
         statistics: Any,
         batch_grad: Any,
@@ -374,6 +453,8 @@ def probe_loop(probe: Callable[..., Any], compact: bool, is_random: bool) -> Cal
 
 def make_learn_loop(
     learn: Callable[..., Any],
+    context: Callable[..., Any],
+    update_momentum: Callable[..., Any],
     load: Callable[..., Any],
     store: Callable[..., Any],
     load_curv: Callable[..., Any],
@@ -383,7 +464,7 @@ def make_learn_loop(
     writes_curvature: bool,
     moves: bool,
 ) -> Callable[..., None]:
-    """The loop that learns from a minibatch and, if it `moves`, descends and averages the iterates right away.
+    """Return the loop that learns from a minibatch and, if it `moves`, descends and averages the iterates right away.
 
     All that is known beforehand is a constant of its code.
     """
@@ -391,36 +472,44 @@ def make_learn_loop(
     def learn_loop(
         first: int,
         last: int,
+        finishes: bool,
         pieces: Any,
+        sums: Any,
+        found: Any,
         means: Any,
         curvs: Any,
         memory: Any,
         batch: Any,
         delta: Any,
         segments: Any,
-        lr: Any,
+        totals: Any,
+        rates: Any,
+        constants: Any,
         config: Any,
         steps: Any,
         theta: Any,
         average: Any,
-        sums: Any,
     ) -> None:
+        number = theta.dtype.type
+        lr = number(rates.lr)
         for piece in range(first, last):
             segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
-            seen = segments[0, segment]
-            # one sample is said to be one, since the compiler then saves a division
-            count = segments[1, segment] if several else segments.dtype.type(1)
+            seen = number(segments[SEEN, segment])
+            # one sample is a constant, since the compiler then saves a division
+            count = number(segments[COUNT, segment]) if several else number(1)
+            shared = context(totals_of(totals[segment]), segments[LENGTH, segment], constants, rates.horizon)
             tensor = TensorContext(
-                segments[2, segment],
-                segments[3, segment],
-                segments[4, segment],
-                segments[5, segment],
-                segments[6, segment],
+                number(shared.curv),
+                number(shared.curv_sq),
+                number(shared.grad_clip),
+                number(shared.step_limit),
+                number(shared.horizon),
             )
             # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
             me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]
             th, av = theta[begin:end], average[begin:end]
-            decay, weight, momentum = segments[-3, segment], segments[-2, segment], segments[-1, segment]
+            weight = number(segments[WEIGHT, segment])
+            momentum = number(momentum_weight(totals[segment, MOMENTUM], segments[WEIGHT, segment], rates.lr))
             penalties = np.empty(len(th) if moves and probed else 0, theta.dtype)
             gr, gr_sq = means[0][begin:end], means[1][begin:end]
             cu, cu_sq = curvs[0][begin:end], curvs[1][begin:end]
@@ -448,7 +537,7 @@ def make_learn_loop(
                     if probed:
                         offset = th[i] - av[i]
                         penalties[i] = abs(load_curv(cu[i])) * offset * offset
-                    moved = descend(th[i], add_momentum(step, th[i], av[i], momentum), decay)
+                    moved = th[i] - add_momentum(step, th[i], av[i], momentum)
                     av[i] = ema(av[i], moved, weight)
                     th[i] = moved
                 else:
@@ -461,34 +550,94 @@ def make_learn_loop(
             if writes_curvature:
                 sums[piece, CURV] = total_abs(cu, load_curv)
                 sums[piece, CURV_SQ] = total(cu_sq, load_curv)
+            if rates.weight_decay > 0 or segments[SAMPLES, segment] > 0:
+                sums[piece, STEP_SQ] = total_sq(st, identity)
+                sums[piece, BATCH_SQ] = total_sq(b_grad, identity)
             sums[piece, OUTLIERS] = outliers
             if moves and probed:
                 sums[piece, PENALTY] = total(penalties, identity) / 2
+        if finishes:
+            add_pieces(pieces, sums, found)
+            for segment in range(len(totals)):
+                if segments[COUNT, segment] > 0:
+                    totals[segment, :2] = found[:2, segment]
+                    if writes_curvature:
+                        totals[segment, 2:4] = found[2:4, segment]
+                segments[DECAY, segment] = 0.0
+                if rates.weight_decay > 0 or segments[SAMPLES, segment] > 0:
+                    segments[DECAY, segment] = decay_of(
+                        totals_of(totals[segment]),
+                        sums_of(found[:, segment]),
+                        segments[LENGTH, segment],
+                        segments[SAMPLES, segment],
+                        rates,
+                    )
+                if moves:
+                    follow(update_momentum, totals[segment], found[PRODUCTS, segment], rates.advantage, constants)
 
     return learn_loop
 
 
+def sums_of(column: Any) -> Sums:
+    """Return the sums over a segment."""
+    return Sums(column[0], column[1], column[2], column[3], column[4], column[5], column[6], column[7], column[8])
+
+
+def follow(update_momentum: Callable[..., Any], row: Any, product: float, advantage: float, config: Any) -> None:
+    """Let the momentum in the totals of a segment follow a step."""
+    after = update_momentum(Momentum(row[MOMENTUM], row[AGREEMENT]), product, advantage, config)
+    row[MOMENTUM], row[AGREEMENT] = after.coefficient, after.agreement
+
+
 @functools.cache
-def learn_loop(learn: Callable[..., Any], compact: bool, compact_curv: bool, *flags: bool) -> Callable[..., None]:
-    """The loop for an algorithm, the precision of its state (compact: bfloat16), and what there is in a minibatch."""
+def learn_loop(
+    strategy: Strategy, decoupled: bool, is_compact: tuple[bool, bool], flags: tuple[bool, ...]
+) -> Callable[..., None]:
+    """Return the loop for an algorithm, the precision of its state (compact: bfloat16), and what a minibatch has."""
     conversions = {True: (widen, narrow), False: (identity, identity)}
-    return cached_jit(make_learn_loop(learn, *conversions[compact], *conversions[compact_curv], *flags))
+    own = strategy.learn(decoupled), strategy.context, strategy.momentum
+    return cached_jit(make_learn_loop(*own, *conversions[is_compact[0]], *conversions[is_compact[1]], *flags))
 
 
-def move_loop(
-    first: int, last: int, pieces: Any, theta: Any, average: Any, steps: Any, grad: Any, segments: Any, sums: Any
-) -> None:
-    """Descend by the steps and average the iterates. Sums are ∇·(θ − θ̄) before that."""
-    for piece in range(first, last):
-        segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
-        decay, weight, momentum = segments[0, segment], segments[1, segment], segments[2, segment]
-        th, av, st = theta[begin:end], average[begin:end], steps[begin:end]
-        if len(av):
-            sums[piece] = total_along(grad[begin:end], th, av)
-            for i in range(len(th)):
-                moved = descend(th[i], add_momentum(st[i], th[i], av[i], momentum), decay)
-                av[i] = ema(av[i], moved, weight)
-                th[i] = moved
-        else:
-            for i in range(len(th)):
-                th[i] = descend(th[i], st[i], decay)
+@functools.cache
+def move_loop(update_momentum: Callable[..., Any]) -> Callable[..., None]:
+    """Return the compiled loop that descends by the steps and averages the iterates. Sums are ∇·(θ − θ̄) before."""
+
+    def move_loop(
+        first: int,
+        last: int,
+        finishes: bool,
+        pieces: Any,
+        sums: Any,
+        products: Any,
+        theta: Any,
+        average: Any,
+        steps: Any,
+        grad: Any,
+        segments: Any,
+        totals: Any,
+        rates: Any,
+        config: Any,
+    ) -> None:
+        number = theta.dtype.type
+        for piece in range(first, last):
+            segment, begin, end = pieces[piece, 0], pieces[piece, 1], pieces[piece, 2]
+            decay, weight = number(segments[DECAY, segment]), number(segments[WEIGHT, segment])
+            momentum = number(momentum_weight(totals[segment, MOMENTUM], segments[WEIGHT, segment], rates.lr))
+            th, av, st = theta[begin:end], average[begin:end], steps[begin:end]
+            if len(av):
+                sums[piece, 0] = total_along(grad[begin:end], th, av)
+                for i in range(len(th)):
+                    moved = descend(th[i], add_momentum(st[i], th[i], av[i], momentum), decay)
+                    av[i] = ema(av[i], moved, weight)
+                    th[i] = moved
+            else:
+                for i in range(len(th)):
+                    th[i] = descend(th[i], st[i], decay)
+        if finishes:
+            add_pieces(pieces, sums, products)
+            for segment in range(len(totals)):
+                if segments[WEIGHT, segment] > 0:
+                    follow(update_momentum, totals[segment], products[0, segment], rates.advantage, config)
+
+    return cached_jit(move_loop)

@@ -14,11 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.algorithms import networks
-from vsgd.algorithms.networks import TensorContext
-from vsgd.algorithms.strategy import Config, Strategy, limited_step
+from vsgd.algorithms.networks import Momentum, TensorContext, add_momentum, momentum_weight, random_bit
+from vsgd.algorithms.strategy import Config, Strategy, Sums, decay_of, limited_step
 from vsgd.core import Moments, descend, ema, measured_curvature
-from vsgd.torch.coordinates import BatchMoments, Coordinates, LearnInputs, Motion, lengths_on, spread
+from vsgd.torch.coordinates import (
+    BatchMoments,
+    Checks,
+    Coordinates,
+    Inputs,
+    Learned,
+    lengths_of,
+    lengths_on,
+    spread,
+)
 from vsgd.torch.distributed import summed
 
 PIECE = 1024
@@ -34,6 +42,13 @@ class TorchEngine:
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         return sums_of(values.to(coordinates.totals.dtype).square(), coordinates)
 
+    def check(
+        self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, strategy: Strategy, config: Config
+    ) -> Checks:
+        norms, known = self.squared_norms(grad, coordinates), on_device(counts, coordinates)
+        long = strategy.is_long(norms, coordinates.total_columns(), known, config)
+        return Checks(norms.max() < limit, norms.max(), (norms * (long & (known > 0))).max())
+
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
     ) -> Tensor:
@@ -46,9 +61,11 @@ class TorchEngine:
         return delta
 
     def learn(
-        self, coordinates: Coordinates, inputs: LearnInputs, strategy: Strategy, config: Config
-    ) -> tuple[Tensor | None, Any]:
-        batch, delta, context, lr, _, _ = inputs
+        self, coordinates: Coordinates, inputs: Inputs, strategy: Strategy, config: Config, moves: bool, starts: bool
+    ) -> Learned:
+        batch, delta, rates, _, samples = inputs
+        columns, lengths = coordinates.total_columns(), lengths_of(coordinates)
+        context = strategy.context(columns, lengths, config, rates.horizon)
         seen, count, *shared = spread_all((coordinates.seen, batch.counts, *context), coordinates)
         state = coordinates.state(seen)
         h, h_sq = state.mean.curv, state.mean.curv_sq
@@ -58,7 +75,7 @@ class TorchEngine:
             h, h_sq = measured_curvature(state.mean, diff, diff_sq, delta)
         moments = Moments(batch.grad, batch.grad * batch.grad if batch.grad_sq is None else batch.grad_sq, h, h_sq)
         direction = batch.grad if batch.direction is None else batch.direction
-        factor = torch.full((), lr, dtype=seen.dtype, device=seen.device)
+        factor = torch.full((), rates.lr, dtype=seen.dtype, device=seen.device)
         learn = compiled(strategy.learn(coordinates.decoupled), seen.device.type)
         tensor = TensorContext(*shared)
         new, info = learn(state, moments, count, config, tensor)
@@ -68,17 +85,39 @@ class TorchEngine:
             target.copy_(value)
         outliers = info.outlier.to(steps.dtype)
         values = [new.mean.grad_sq, new.mean.grad**2, abs(new.mean.curv), new.mean.curv_sq, outliers]
-        return steps, sums_of(torch.stack(values), coordinates).T
+        if inputs.decays:
+            values += [steps * steps, batch.grad * batch.grad]
+        sums = sums_of(torch.stack(values), coordinates)
+        active = on_device(batch.counts, coordinates) > 0
+        known = coordinates.totals[:, : 4 if delta is not None or starts else 2]
+        known.copy_(torch.where(active[:, None], sums[: known.shape[1]].T, known))
+        decay = torch.zeros_like(lengths)
+        if inputs.decays:
+            in_data = torch.zeros_like(lengths) if samples is None else on_device(samples, coordinates)
+            decay = decay_of(columns, Sums(*sums), lengths, in_data, rates)
+        return Learned(steps, decay, sums[4])
 
-    def move(self, coordinates: Coordinates, grad: Tensor, steps: Tensor, motion: Motion) -> Any:
-        theta, average = coordinates.theta, coordinates.average
-        decay, weight, momentum = spread_all(motion, coordinates)
+    def move(
+        self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, strategy: Strategy, config: Config
+    ) -> Any:
+        theta, average, totals, rates = (
+            coordinates.theta,
+            coordinates.average,
+            coordinates.total_columns(),
+            inputs.rates,
+        )
+        weight = on_device(inputs.weight, coordinates)
+        factor = momentum_weight(totals.momentum, weight, rates.lr)
+        shrinkage, new_weight, momentum = spread_all((decay, weight, factor), coordinates)
         if average is None:
-            theta.copy_(descend(theta, steps, decay))
-            return torch.zeros_like(coordinates.totals[:, 0])
-        products = sums_of(grad * (theta - average), coordinates)
-        theta.copy_(descend(theta, networks.add_momentum(steps, theta, average, momentum), decay))
-        average.copy_(ema(average, theta, weight))
+            theta.copy_(descend(theta, steps, shrinkage))
+            return torch.zeros_like(totals.momentum)
+        products = sums_of(inputs.batch.plain_grad * (theta - average), coordinates)
+        theta.copy_(descend(theta, add_momentum(steps, theta, average, momentum), shrinkage))
+        average.copy_(ema(average, theta, new_weight))
+        before = Momentum(totals.momentum, totals.agreement)
+        for column, new in zip(before, strategy.momentum(before, products, rates.advantage, config), strict=True):
+            column.copy_(torch.where(weight > 0, new, column))
         return products
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
@@ -101,6 +140,11 @@ class TorchEngine:
 
 
 # --- segments -----------------------------------------------------------------------------------------------------
+
+
+def on_device(numbers: Any, coordinates: Coordinates) -> Tensor:
+    """Return numbers per segment, which may be on the CPU, in the precision and on the device of the totals."""
+    return torch.as_tensor(numbers).to(coordinates.totals, non_blocking=True)
 
 
 def spread_all(numbers: Sequence[Any], coordinates: Coordinates) -> tuple[Tensor, ...]:
@@ -150,7 +194,7 @@ def random_bits(coordinates: Coordinates, seeds: list[int]) -> Tensor:
     numbers = torch.from_numpy(np.array([starts, seeds], np.int64)).to(theta.device, non_blocking=True)
     repeats = lengths_on(lengths, theta.device)
     start, seed = torch.repeat_interleave(numbers, repeats, dim=1, output_size=len(theta)).unbind(0)
-    bits: Tensor = networks.random_bit(torch.arange(len(theta), device=theta.device) - start, seed)
+    bits: Tensor = random_bit(torch.arange(len(theta), device=theta.device) - start, seed)
     return bits
 
 

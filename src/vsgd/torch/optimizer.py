@@ -342,7 +342,9 @@ class VSGD(Optimizer):
 
     def _collect(self, run: Run, sampling: Sampling) -> list[Update]:
         """Return the updates of all blocks from the first gradients; new parameters get their state."""
-        grads = {p: grad for evaluation in run.first for p, grad in evaluation.grads.items()}
+        grads = run.first[0].grads
+        for evaluation in run.first[1:]:
+            grads = {**grads, **evaluation.grads}
         if self._blocks.create_states(grads, sampling, self.param_groups, self.state):
             self._blocks.measure_scales(run.distance_to_zero_loss())
             self._blocks.open()

@@ -39,6 +39,16 @@ def test_table_keeps_its_iterates_when_its_memory_moves(device):
     assert still.run(10) == moved.run(10)
 
 
+def move(training, device):
+    """Move a model to another device. Its parameters stay the same objects, as with CUDA."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        training.model.to(device)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    training.device = device
+
+
 @pytest.mark.parametrize("name", ["mlp", "CNN with BatchNorm", "sparse table"])
 @pytest.mark.parametrize(("source", "target"), [("sim", "cpu"), ("cpu", "sim")])
 def test_model_continues_after_moving_to_another_device(name, source, target):
@@ -46,12 +56,7 @@ def test_model_continues_after_moving_to_another_device(name, source, target):
     still.run(10)
     moved.run(10)
     moved.opt.zero_grad()
-    torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as with CUDA
-    try:
-        moved.model.to(target)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
-    moved.device = target
+    move(moved, target)
     torch.testing.assert_close(moved.run(10), still.run(10), rtol=1e-8, atol=1e-8)
 
 
@@ -130,6 +135,30 @@ def test_diagnosis_needs_no_float64(sim):
     same.opt.load_state_dict(state)
     for ours, theirs in zip(found.tensors, same.opt.info().tensors, strict=True):
         torch.testing.assert_close([*ours.rate], [*theirs.rate], rtol=1e-2, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["mlp", "CNN with BatchNorm", "sparse table", "weight decay"])
+def test_diagnosis_of_a_cpu_checkpoint_needs_no_step_on_a_device_without_float64(name, sim):
+    run, loaded = (Training(CASES[name], device, torch.float32) for device in ("cpu", "sim"))
+    run.run(6)
+    with sim.switched(float64=False):
+        loaded.model.load_state_dict(run.model.state_dict())
+        loaded.opt.load_state_dict(run.opt.state_dict())
+        found = loaded.opt.info()
+    for ours, theirs in zip(found.tensors, run.opt.info().tensors, strict=True):
+        assert ours.coordinates == theirs.coordinates
+        for field in ("rate", "memory", "signal_to_noise"):
+            torch.testing.assert_close([*getattr(ours, field)], [*getattr(theirs, field)], rtol=1e-3, atol=1e-8)
+
+
+def test_diagnosis_follows_a_model_that_was_moved_to_a_device_without_float64(sim):
+    run = Training(CASES["mlp"], "cpu", torch.float32)
+    run.run(6)
+    run.opt.zero_grad()
+    rates = [[*tensor.rate] for tensor in run.opt.info().tensors]
+    with sim.switched(float64=False):
+        move(run, "sim")
+        torch.testing.assert_close([[*tensor.rate] for tensor in run.opt.info().tensors], rates, rtol=1e-3, atol=1e-8)
 
 
 def test_missing_linear_algebra_leaves_a_step_whole(sim):

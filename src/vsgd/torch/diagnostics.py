@@ -17,7 +17,7 @@ from vsgd.torch.coordinates import Coordinates, spread
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
-from vsgd.torch.state import is_table
+from vsgd.torch.state import ParamState, is_table
 from vsgd.torch.update import learning_rates, rule_of
 
 if TYPE_CHECKING:
@@ -130,10 +130,11 @@ def diagnose(
             if not states.get(parameter):
                 continue
             names = group.get("param_names")
-            block = learning_coordinates(parameter, states[parameter], group)
+            saved = placed_like(parameter, states[parameter])
+            block = learning_coordinates(parameter, saved, group)
             rule, state = rule_of(engine_for(parameter.device), config), block.state(block.seen)
             sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
-            strength, curv = decay_strengths(parameter, states[parameter], block, group), state.mean.curv.abs()
+            strength, curv = decay_strengths(parameter, saved, block, group), state.mean.curv.abs()
             variance_sum += float(sigma_sq.sum())
             signal_sum += float((state.mean.grad**2).sum())
             norms_sq.append(float(state.mean.grad_sq.sum()))
@@ -141,7 +142,7 @@ def diagnose(
                 TensorInfo(
                     name=names[index] if names else f"group {number}, parameter {index}",
                     coordinates=len(block.theta),
-                    basis=describe(parameter, states[parameter]) if uses_basis else "as it is",
+                    basis=describe(parameter, saved) if uses_basis else "as it is",
                     rate=_quantiles(learning_rates(block, group["samples"], rule, scales.horizon) * scales.lr),
                     memory=_quantiles(state.memory),
                     signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
@@ -167,6 +168,20 @@ def diagnose(
         state_bytes=sum(local_of(value).nbytes for state in states.values() for value in state.values()),
         buffer_bytes=buffer_bytes,
     )
+
+
+def placed_like(parameter: Tensor, state: ParamState) -> ParamState:
+    """Return the state on the device of its parameter, and the counts of a dense one on the CPU.
+
+    A loaded state and that of a model that was moved are on another device until the next step. Counts and totals may
+    have a precision that the device of the parameter does not have.
+    """
+    sums, counts_device = sum_dtype(parameter.device), parameter.device if is_table(state) else torch.device("cpu")
+    result = {}
+    for name, value in state.items():
+        dtype = sums if name in ("seen", "steps", "totals") else value.dtype
+        result[name] = value.to(counts_device if name in ("seen", "steps") else parameter.device, dtype)
+    return result
 
 
 def decay_strengths(parameter: Tensor, state: dict[str, Tensor], block: Coordinates, group: dict[str, Any]) -> Tensor:

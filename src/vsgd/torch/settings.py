@@ -42,28 +42,32 @@ class Rows(NamedTuple):
     reweight: bool = False
 
 
-DEPRECATED = ("reduction", "reweight", "samples", "reduce_dtype", "process_group")
-"""Arguments of version 0.2. The first two are fields of `Rows` now, the others of `Replicas`."""
+OLD_OF_ROWS = ("reduction", "reweight")
+OLD_OF_REPLICAS = ("samples", "reduce_dtype", "process_group")
+"""Deprecated arguments of `VSGD` in version 0.2, which are fields of `Rows` and `Replicas` now."""
 
 
 def check_sampling(
     per_sample: nn.Module | Rows | None, distributed: Replicas | None, old: dict[str, Any]
 ) -> tuple[Rows | None, Replicas]:
-    """Return the settings of what a sample is, or raise if they do not fit together.
+    """Return the settings that define a sample.
 
     Args:
         per_sample: argument of `VSGD`.
         distributed: argument of `VSGD`.
-        old: deprecated arguments.
+        old: deprecated arguments of `VSGD`.
+
+    Raises:
+        TypeError: an argument has the wrong type, or is unknown.
+        ValueError: a setting is impossible, or two exclude each other.
     """
-    unknown = old.keys() - set(DEPRECATED)
-    if unknown:
+    if unknown := old.keys() - {*OLD_OF_ROWS, *OLD_OF_REPLICAS}:
         raise TypeError(f"VSGD got an unexpected argument {min(unknown)!r}")
     rows = Rows(per_sample) if isinstance(per_sample, nn.Module) else per_sample
     if rows is not None and not (isinstance(rows, Rows) and isinstance(rows.model, nn.Module)):
         raise TypeError(f"per_sample is {per_sample!r}, it must be a model or a vsgd.torch.Rows")
-    given = {name: old[name] for name in DEPRECATED if old.get(name) is not None}
-    rows = translate_rows({name: given.pop(name) for name in DEPRECATED[:2] if name in given}, rows)
+    rows = translate_rows({name: old[name] for name in OLD_OF_ROWS if old.get(name) is not None}, rows)
+    given = {name: old[name] for name in OLD_OF_REPLICAS if old.get(name) is not None}
     distributed = translate_replicas(given, distributed)
     if rows is not None and rows.reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {rows.reduction!r}, it must be 'mean' or 'sum'")
@@ -147,16 +151,6 @@ class LearningRateWatch:
 # --- parameters -------------------------------------------------------------------------------------------------------
 
 
-class Layout(NamedTuple):
-    """Where the elements of a tensor are in memory. All numbers but those of `shape` are bytes."""
-
-    start: int
-    end: int
-    item: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
 def check_listed_once(params: list[Any]) -> None:
     """Raise ValueError if a list of parameters, or of pairs of a name and a parameter, contains one of them twice."""
     places: dict[int, int] = {}
@@ -171,13 +165,13 @@ def check_listed_once(params: list[Any]) -> None:
 
 
 def check_parameters(groups: list[dict[str, Any]]) -> None:
-    """Refuse parameter groups that cannot be optimized.
+    """Check that parameter groups can be optimized.
 
     Raises:
         TypeError: a parameter is complex, has no floating-point numbers, or is sharded in a way that is not supported.
         ValueError: elements of parameters share memory.
     """
-    spaces: dict[Any, dict[str, Layout]] = {}
+    spaces: dict[Any, dict[str, Tensor]] = {}
     for name, parameter in named_parameters(groups):
         if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
             raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
@@ -187,13 +181,16 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
             continue
         part = local_of(parameter)
         if part.numel() and part.device.type != "meta" and part.data_ptr():
-            spaces.setdefault(address_space(part), {})[name] = layout_of(part)
-    for layouts in spaces.values():
-        check_memory(layouts)
+            # CPU storages may overlap, as those of NumPy arrays do. The address of a tensor on another device may be
+            # that of an object which stands for its memory, so only tensors of one storage are compared there.
+            space = "cpu" if part.is_cpu else (part.device, part.untyped_storage().data_ptr())
+            spaces.setdefault(space, {})[name] = part.detach()
+    for parts in spaces.values():
+        check_memory(parts)
 
 
 def check_initialized(parameters: list[Tensor]) -> None:
-    """Refuse parameters of lazy modules that have not been called yet."""
+    """Raise RuntimeError if parameters belong to lazy modules that have not been called yet."""
     if lazy := sum(map(is_lazy, parameters)):
         raise RuntimeError(
             f"{lazy} of {len(parameters)} parameters have no shape yet, because their lazy modules have not been "
@@ -209,92 +206,59 @@ def named_parameters(groups: list[dict[str, Any]]) -> Iterator[tuple[str, Tensor
             yield (f"{name} ({group['param_names'][index]})" if "param_names" in group else name), parameter
 
 
-def check_memory(layouts: dict[str, Layout]) -> None:
-    """Raise ValueError if any two elements of these tensors, of one address space, share memory."""
-    for name, layout in layouts.items():
-        if overlaps_itself(layout):
-            steps = [stride // layout.item for stride in layout.strides]
-            raise ValueError(
-                f"{name}, of shape {list(layout.shape)} and strides {steps}, overlaps itself: some elements share "
-                "memory. Give it memory of its own: nn.Parameter(parameter.detach().clone())"
-            )
-    pair = find_overlap(list(layouts.values()))
-    if pair is not None:
-        first, second = (list(layouts)[k] for k in pair)
-        raise ValueError(f"{first} and {second} share memory; tie weights by using one parameter in both places")
-
-
-def address_space(tensor: Tensor) -> Any:
-    """Return a key for tensors whose addresses can be compared.
-
-    Addresses on the CPU are those of memory, and storages may overlap there, as those of NumPy arrays do. On other
-    devices an address may be that of an object which stands for the memory. Only tensors of one storage are compared
-    there.
-    """
-    return "cpu" if tensor.is_cpu else (tensor.device, tensor.untyped_storage().data_ptr())
-
-
-def layout_of(tensor: Tensor) -> Layout:
-    item, start = tensor.element_size(), tensor.data_ptr()
-    shape, strides = tuple(tensor.shape), tuple(item * stride for stride in tensor.stride())
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return Layout(start, start + last + item, item, shape, strides)
-
-
-def overlaps_itself(layout: Layout) -> bool:
-    """Return whether two elements of a tensor share memory."""
-    extent = layout.item
-    for stride, size in sorted(zip(layout.strides, layout.shape, strict=True)):
-        if size > 1 and stride < extent:
-            break
-        extent += (size - 1) * stride
-    else:
-        return False  # each axis steps over all that the axes of smaller strides cover
-    elements, places = math.prod(layout.shape), (layout.end - layout.start) // layout.item
-    if elements > places:
-        return True
-    owners = np.zeros(places, np.int32)
-    elements_of(layout, owners, layout.start, layout.item)[...] = 1
-    return int(np.count_nonzero(owners)) < elements
-
-
-def find_overlap(layouts: list[Layout]) -> tuple[int, int] | None:
-    """Return the indices of two tensors that share memory, or None. No tensor may overlap itself.
+def check_memory(parts: dict[str, Tensor]) -> None:
+    """Raise ValueError if any two elements of these tensors, whose addresses are comparable, share memory.
 
     Tensors whose address ranges are disjoint share nothing. Where ranges overlap, as those of `b[::2]` and `b[1::2]`,
     every element is compared.
     """
-    cluster: list[int] = []
+    cluster: dict[str, Tensor] = {}
     end = 0
-    for k in sorted(range(len(layouts)), key=lambda k: layouts[k].start):
-        if layouts[k].start >= end:
-            if (pair := find_overlap_of_elements(layouts, cluster)) is not None:
-                return pair
-            cluster = []
-        cluster.append(k)
-        end = max(end, layouts[k].end)
-    return find_overlap_of_elements(layouts, cluster)
+    for name, part in sorted(parts.items(), key=lambda item: item[1].data_ptr()):
+        if part.data_ptr() >= end:
+            check_elements(cluster)
+            cluster = {}
+        cluster[name] = part
+        end = max(end, end_of(part))
+    check_elements(cluster)
 
 
-def find_overlap_of_elements(layouts: list[Layout], indices: list[int]) -> tuple[int, int] | None:
-    """Return two of these indices whose tensors share memory, or None, by marking the owner of every element."""
-    if len(indices) < 2:
-        return None
-    chosen = [layouts[k] for k in indices]
-    start, end = min(each.start for each in chosen), max(each.end for each in chosen)
-    unit = math.gcd(*(number for each in chosen for number in (each.item, each.start - start)))
+def end_of(part: Tensor) -> int:
+    """Return the address of the first byte after a tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+    return part.data_ptr() + (last + 1) * part.element_size()
+
+
+def has_nested_axes(part: Tensor) -> bool:
+    """Return whether each axis steps over all that the axes of smaller strides cover. Then no elements overlap."""
+    extent = 1
+    for stride, size in sorted(zip(part.stride(), part.shape, strict=True)):
+        if size > 1 and stride < extent:
+            return False
+        extent += (size - 1) * stride
+    return True
+
+
+def check_elements(parts: dict[str, Tensor]) -> None:
+    """Raise ValueError if elements of these tensors share memory, by marking the owner of each element in an array."""
+    if all(map(has_nested_axes, parts.values())) and len(parts) < 2:
+        return
+    start, end = min(part.data_ptr() for part in parts.values()), max(map(end_of, parts.values()))
+    unit = math.gcd(*(n for part in parts.values() for n in (part.element_size(), part.data_ptr() - start)))
     owners = np.zeros((end - start) // unit, np.int32)
-    for number, layout in enumerate(chosen):
-        elements = elements_of(layout, owners, start, unit)
-        if (other := int(elements.max())) > 0:
-            first, second = sorted((indices[other - 1], indices[number]))
-            return first, second
-        elements[...] = number + 1
-    return None
-
-
-def elements_of(layout: Layout, owners: np.ndarray[Any, Any], start: int, unit: int) -> np.ndarray[Any, Any]:
-    """Return the view of `owners`, one entry for each `unit` of memory from `start`, that a tensor occupies."""
-    entries = owners[(layout.start - start) // unit :]
-    strides = [stride // unit * owners.itemsize for stride in layout.strides]
-    return np.lib.stride_tricks.as_strided(entries, (*layout.shape, layout.item // unit), (*strides, owners.itemsize))
+    for number, (name, part) in enumerate(parts.items(), start=1):
+        item = part.element_size() // unit
+        memory = owners[(part.data_ptr() - start) // unit : (end_of(part) - start) // unit]
+        strides = (*(stride * item * owners.itemsize for stride in part.stride()), owners.itemsize)
+        elements = np.lib.stride_tricks.as_strided(memory, (*part.shape, item), strides)
+        has_room = elements.size <= memory.size  # an expanded tensor may have too many elements to mark
+        if has_room and (owner := int(elements.max())):
+            other = list(parts)[owner - 1]
+            raise ValueError(f"{other} and {name} share memory; tie weights by using one parameter in both places")
+        if has_room:
+            elements[...] = number
+        if not has_room or (not has_nested_axes(part) and np.count_nonzero(memory == number) < elements.size):
+            raise ValueError(
+                f"{name}, of shape {list(part.shape)} and strides {list(part.stride())}, overlaps itself: some of its "
+                "elements share memory. Give it memory of its own: nn.Parameter(parameter.detach().clone())"
+            )

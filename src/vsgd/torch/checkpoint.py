@@ -1,14 +1,15 @@
-"""Checks of a saved state: every key, shape, type and range is checked before anything is loaded."""
+"""Check a saved state: every key, shape, type and range, before anything is loaded."""
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import Progress
 from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, Totals, strategy_of
 from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
@@ -19,73 +20,54 @@ from vsgd.torch.state import FIELDS, FORMAT, SIDES, STATISTICS, ParamState, foun
 ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in STRATEGIES}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-COUNTS = ("steps", "unprobed", "skipped", "skipped_in_a_row")
-SETTINGS = ("lr", "weight_decay")
-NUMBERS = ("samples", "gradient_flops")
-
 MAX_COUNT = 1 << 53
 """Upper bound for counts of steps. Every whole number up to here is a float64."""
 
 BASIS_TOLERANCE = 0.05
-"""How far QᵀQ may be from the identity; a basis that was saved in half precision is further off than others."""
+"""Maximum deviation of QᵀQ from the identity. It is largest for a basis that was saved in half precision."""
 
 SUM_TOLERANCE = 0.1
-"""How far sums of statistics may be off, relatively; these may have been rounded to half precision since."""
+"""Maximum relative error of sums of statistics, which may have been rounded to half precision since."""
 
 
 class Checkpoint(NamedTuple):
     """What `load_state_dict` needs, in memory of its own."""
 
     algorithms: list[Config]
-    """Of each group."""
+    """The algorithm of each group."""
     states: dict[Tensor, ParamState]
     corrections: dict[str, Correction]
 
 
 def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
-    """Return the content of a state dictionary for parameters in these groups. Raise ValueError if it does not fit.
+    """Return the content of a state dictionary.
 
-    Every tensor is copied as it is, since the base class would round it.
+    Tensors are copied in their own precision. The base class would round them to the precision of the parameter.
+
+    Args:
+        saved: the state dictionary.
+        groups: the parameter groups to load it for.
+
+    Raises:
+        ValueError: the state does not fit the groups, or no training can have left it.
     """
-    if not (is_dict(saved) and is_dict(saved.get("state")) and isinstance(saved.get("param_groups"), list)):
-        raise refused("the state is not one of VSGD: it must have a dictionary 'state' and a list 'param_groups'")
-    if not all(is_dict(group) and is_dict(group.get("algorithm")) for group in saved["param_groups"]):
-        raise refused("the state is not one of VSGD, or was saved by vsgd 0.1 or earlier")
-    check_format(saved)
-    found = saved["param_groups"]
-    sizes, own_sizes = [size_of(group.get("params")) for group in found], [len(group["params"]) for group in groups]
-    if sizes != own_sizes:
-        raise refused(f"the state is of another model: its parameter groups have sizes {sizes}, these have {own_sizes}")
-    for place, group in enumerate(found):
-        check_options(group, place)
-    names = [name for group in found for name in group["params"]]
+    check_structure(saved, groups)
+    algorithms = [check_group(group, number) for number, group in enumerate(saved["param_groups"])]
+    names = [name for group in saved["param_groups"] for name in group["params"]]
     if len({repr(name) for name in names}) != len(names) or not all(isinstance(name, int | str) for name in names):
         raise refused("the state is damaged: 'params' of its groups must be different numbers")
     if unknown := [name for name in saved["state"] if name not in names]:
         raise refused(
             f"the state is of another model: it has a state of parameter {unknown[0]!r}, which is in no group"
         )
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    states = {p: saved["state"][name] for p, name in zip(parameters, names, strict=True) if name in saved["state"]}
-    for parameter, name in zip(parameters, names, strict=True):
-        if parameter in states:
-            check_state(states[parameter], parameter, name)
-    begun = {p: state for p, state in states.items() if not is_blank(state)}
-    copies = {p: {key: copied(key, value) for key, value in state.items()} for p, state in begun.items()}
-    algorithms = [algorithm_of(group["algorithm"], place) for place, group in enumerate(found)]
-    for place, (group, algorithm) in enumerate(zip(found, algorithms, strict=True)):
-        check_window(group, algorithm, place)
-    return Checkpoint(algorithms, copies, corrections_of(saved.get("statistics", {})))
-
-
-def check_format(saved: dict[str, Any]) -> None:
-    """Refuse a state of another format. A state put together by others, such as shards, may have no number."""
-    version = saved.get("format", FORMAT)
-    if version != FORMAT:
-        raise refused(
-            f"the state has format {version!r}, this version of vsgd reads format {FORMAT}; load it with the version "
-            "that saved it"
-        )
+    states = {}
+    for parameter, name in zip((p for group in groups for p in group["params"]), names, strict=True):
+        if name in saved["state"]:
+            state = saved["state"][name]
+            check_state(state, parameter, name)
+            if not is_blank(state):
+                states[parameter] = {key: copied(key, value) for key, value in state.items()}
+    return Checkpoint(algorithms, states, corrections_of(saved.get("statistics", {})))
 
 
 def refused(why: str) -> ValueError:
@@ -98,119 +80,129 @@ def copied(key: str, value: Tensor) -> Tensor:
     return value.detach().to(dtype, copy=True)
 
 
-def is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
+def check_structure(saved: Any, groups: list[dict[str, Any]]) -> None:
+    """Raise ValueError unless the state has the format of this version, and groups of the same sizes.
+
+    A state that was assembled by other software, for example from shards, may have no format number.
+    """
+    parts = saved if isinstance(saved, dict) else {}
+    found = parts.get("param_groups")
+    if not (isinstance(parts.get("state"), dict) and isinstance(found, list)):
+        raise refused("the state is not one of VSGD: it must have a dictionary 'state' and a list 'param_groups'")
+    if not all(isinstance(group, dict) and isinstance(group.get("algorithm"), dict) for group in found):
+        raise refused("the state is not one of VSGD, or was saved by vsgd 0.1 or earlier")
+    version = parts.get("format", FORMAT)
+    if not (isinstance(version, int) and version == FORMAT):
+        raise refused(
+            f"the state has format {version!r}, this version of vsgd reads format {FORMAT}; load it with the version "
+            "that saved it"
+        )
+    params = [group.get("params") for group in found]
+    sizes = [len(each) if isinstance(each, list | tuple) else None for each in params]
+    own_sizes = [len(group["params"]) for group in groups]
+    if sizes != own_sizes:
+        raise refused(f"the state is of another model: its parameter groups have sizes {sizes}, these have {own_sizes}")
 
 
-def size_of(params: Any) -> int | None:
-    return len(params) if isinstance(params, list | tuple) else None
-
-
-# --- options ------------------------------------------------------------------------------------------------------
-
-
-def check_options(group: dict[str, Any], place: int) -> None:
-    """Refuse a group that lacks an option or has an impossible one. Further options, as of schedulers, are allowed."""
-    kinds = {**dict.fromkeys(COUNTS, is_count), **dict.fromkeys(SETTINGS, is_setting)}
-    kinds |= {**dict.fromkeys(NUMBERS, is_number), "maximize": is_truth, "averaging": is_averaging}
-    kinds |= {"progress": is_progress, "steps_per_epoch": is_steps_per_epoch}
-    for name, is_possible in kinds.items():
-        if name not in group:
-            raise refused(f"the state was saved by vsgd 0.2 or earlier, or is damaged: group {place} has no {name!r}")
-        if not is_possible(group[name]):
-            raise refused(f"the state is damaged: {name!r} of group {place} is {group[name]!r}")
-
-
-def is_truth(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def is_count(value: Any) -> bool:
-    return isinstance(value, int) and not is_truth(value) and 0 <= value <= MAX_COUNT
+# --- groups ---------------------------------------------------------------------------------------------------------
 
 
 def is_number(value: Any) -> bool:
     """Return whether this is a finite number, or a tensor of one, as a learning rate may be."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and value.dtype in DTYPES and not value.is_meta and bool(value.isfinite())
-    return isinstance(value, int | float) and not is_truth(value) and abs(value) <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def is_setting(value: Any) -> bool:
-    """Return whether this is a number that is not negative and that float32 can square."""
-    return is_number(value) and bool(0 <= value <= UNLIMITED)
+def fits(value: Any, rule: Any) -> bool:
+    """Return whether a value is what a rule of `OPTIONS` allows."""
+    if rule is bool:
+        return isinstance(value, bool)
+    if isinstance(rule, list):
+        return isinstance(value, list) and len(value) == len(rule) and all(map(fits, value, rule))
+    if isinstance(rule, range):
+        return isinstance(value, int) and not isinstance(value, bool) and value in rule
+    low, high = rule
+    return is_number(value) and bool(low <= value <= high)
 
 
-def is_steps_per_epoch(value: Any) -> bool:
-    """Return whether `value` is None or a number of steps."""
-    return value is None or (is_number(value) and bool(1 <= value <= MAX_COUNT))
+COUNT = range(MAX_COUNT + 1)
+FINITE = (-math.inf, math.inf)
+SETTING = (0, UNLIMITED)  # float32 can square it
+OPTIONS = {
+    **dict.fromkeys(("steps", "unprobed", "skipped", "skipped_in_a_row"), COUNT),
+    **dict.fromkeys(("lr", "weight_decay"), SETTING),
+    **dict.fromkeys(("samples", "gradient_flops"), FINITE),
+    "maximize": bool,
+    "averaging": [(1, MAX_COUNT), FINITE, FINITE],  # the fields of `averaging.Averaging`
+    "progress": [FINITE, FINITE, (1, UNLIMITED), (0, math.inf)],  # the fields of `networks.Progress`
+    "steps_per_epoch": (1, MAX_COUNT),
+}
+"""Options of a group, and their rules: a type, whole numbers, bounds of a finite number, or a list of rules."""
 
 
-def is_averaging(value: Any) -> bool:
-    """Return whether `value` has the window, advantage and curvature penalty of the average of the iterates."""
-    return are_numbers(value, 3) and bool(1 <= value[0] <= MAX_COUNT)
+def check_group(group: dict[str, Any], number: int) -> Config:
+    """Return the algorithm of a group. Raise ValueError if it lacks an option or has an impossible one.
 
-
-def is_progress(value: Any) -> bool:
-    """Return whether `value` has the fields of `networks.Progress` in their ranges."""
-    return are_numbers(value, len(Progress._fields)) and bool(1 <= value[2] <= UNLIMITED and value[3] >= 0)
-
-
-def check_window(group: dict[str, Any], algorithm: Config, place: int) -> None:
-    """Refuse an averaging window that is longer than training can have made it: the average would not move."""
-    window, longest = group["averaging"][0], strategy_of(algorithm).max_window(group["steps"], algorithm)
-    if window > longest:
+    Further options, as those of schedulers, are allowed.
+    """
+    for name, rule in OPTIONS.items():
+        if name not in group:
+            raise refused(f"the state was saved by vsgd 0.2 or earlier, or is damaged: group {number} has no {name!r}")
+        is_left_out = name == "steps_per_epoch" and group[name] is None
+        if not is_left_out and not fits(group[name], rule):
+            raise refused(f"the state is damaged: {name!r} of group {number} is {group[name]!r}")
+    algorithm = algorithm_of(group["algorithm"], number)
+    window, steps = group["averaging"][0], group["steps"]
+    longest = strategy_of(algorithm).max_window(steps, algorithm)
+    if window > longest:  # the average would not move
         raise refused(
-            f"the state is damaged: the averaging window of group {place} is {window:g} after {group['steps']} "
-            f"steps, it can be at most {longest:g}"
+            f"the state is damaged: the averaging window of group {number} is {window:g} after {steps} steps, it can "
+            f"be at most {longest:g}"
         )
+    return algorithm
 
 
-def are_numbers(value: Any, length: int) -> bool:
-    return isinstance(value, list) and len(value) == length and all(map(is_number, value))
-
-
-def algorithm_of(saved: dict[str, Any], place: int) -> Config:
-    """Return the constants of a group. All constants of its algorithm must be there."""
+def algorithm_of(saved: dict[str, Any], number: int) -> Config:
+    """Return the algorithm of a group. All of its constants must be given."""
     constants = dict(saved)
     kind = ALGORITHMS.get(str(constants.pop("name", None)))
     if kind is None:
-        known = " or ".join(kind.__name__ for kind in ALGORITHMS.values())
-        raise refused(f"the algorithm of group {place} is {saved.get('name')!r}, VSGD takes {known}")
+        raise refused(f"the algorithm of group {number} is {saved.get('name')!r}, VSGD takes {' or '.join(ALGORITHMS)}")
     for name, default in kind()._asdict().items():
         value = constants.get(name)
-        if not (is_truth if is_truth(default) else is_setting)(value):
-            raise refused(f"the algorithm of group {place} has {name!r}: {value!r}")
+        if not fits(value, bool if isinstance(default, bool) else SETTING):
+            raise refused(f"the algorithm of group {number} has {name!r}: {value!r}")
         constants[name] = float(value) if isinstance(value, Tensor) else value
     try:
         config: Config = kind(**constants)
     except (TypeError, ValueError) as error:
-        raise refused(f"the algorithm of group {place} is not one of this version ({error})") from None
+        raise refused(f"the algorithm of group {number} is not one of this version ({error})") from None
     return config
 
 
 def corrections_of(saved: Any) -> dict[str, Correction]:
-    """Return the corrections of running statistics. A state put together by others, such as shards, may have none."""
-    if not is_dict(saved) or not all(is_correction(each) for each in saved.values()):
+    """Return the corrections of running statistics. A state assembled by other software may have none."""
+    if not isinstance(saved, dict) or not all(map(is_correction, saved.values())):
         raise refused("the state is damaged: 'statistics' must be three tensors of finite numbers for each layer")
     return {str(key): Correction(*(each.detach().clone() for each in found)) for key, found in saved.items()}
 
 
 def is_correction(found: Any) -> bool:
     """Return whether this is a shift, a factor that is not negative, and a trust between 0 and 1."""
-    if size_of(found) != len(Correction._fields) or any(shape_of(each) is None for each in found):
+    if not isinstance(found, list | tuple) or len(found) != 3 or any(shape_of(each) is None for each in found):
         return False
     shift, factor, trust = found
     ranges = bool(shift.isfinite().all() and factor.isfinite().all() and (factor >= 0).all())
     return ranges and shift.shape == factor.shape and trust.numel() == 1 and 0 <= float(trust) <= 1
 
 
-# --- states -------------------------------------------------------------------------------------------------------
+# --- states ---------------------------------------------------------------------------------------------------------
 
 
 def check_state(state: Any, parameter: Tensor, name: Any) -> None:
-    """Refuse a state that does not fit its parameter, or that no training could have left."""
-    if not is_dict(state):
+    """Raise ValueError if a state does not fit its parameter, or if no training can have left it."""
+    if not isinstance(state, dict):
         raise refused(f"the state is damaged: that of parameter {name} is {type(state).__name__}, not a dictionary")
     if not state:
         return
@@ -222,22 +214,22 @@ def check_state(state: Any, parameter: Tensor, name: Any) -> None:
                 f"the state is of another model: {key!r} of parameter {name} has shape {found.get(key)}, it must be "
                 f"{wanted.get(key, 'absent')}"
             )
+    for key, fault in faults_in(state, parameter):
+        raise refused(f"the state is damaged: {key!r} of parameter {name} {fault}")
+
+
+def faults_in(state: ParamState, parameter: Tensor) -> Iterator[tuple[str, str]]:
+    """Yield fields with contents that no training can have left. All fields have the right shapes."""
     for key, value in state.items():
         if local_of(value).numel() and not is_possible(key, local_of(value), parameter):
-            raise refused(
-                f"the state is damaged: {key!r} of parameter {name}, of shape {found[key]}, has numbers that are not "
-                "finite, too large or too small"
-            )
-    if not adds_up(state):
-        raise refused(f"the state is damaged: 'totals' of parameter {name} are not the sums of its statistics")
+            yield key, "has numbers that are not finite, too large or too small"
+    if not has_totals(state):
+        yield "totals", "has other numbers than the sums of its statistics"
     if not has_memory(state):
-        raise refused(f"the state is damaged: 'memory' of parameter {name} is below 1")
+        yield "memory", "is below 1"
     for side in SIDES:
         if f"{side}_basis" in state and not is_basis(state[f"{side}_basis"], state[f"{side}_cov"]):
-            raise refused(
-                f"the state is damaged: '{side}_basis' of parameter {name} is not orthogonal, or '{side}_cov' is no "
-                "covariance"
-            )
+            yield f"{side}_basis", f"is not orthogonal, or '{side}_cov' is no covariance"
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -248,7 +240,7 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 
 def wanted_shapes(found: dict[Any, Any], parameter: Tensor) -> dict[Any, Any]:
-    """Return the shapes of the fields of a parameter, dense or a table, with the bases that it has."""
+    """Return the shapes that the fields of a state must have, with the bases that it has."""
     layout = found_layout(found, parameter)
     shapes = {field.name: field.shape(layout) for field in FIELDS if not field.is_optional or field.name in found}
     return {name: shape for name, shape in shapes.items() if shape is not None}
@@ -263,10 +255,10 @@ def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
     return field.low <= low and max(-low, high) <= field.high(largest, parameter.numel()) and whole
 
 
-def adds_up(state: ParamState) -> bool:
+def has_totals(state: ParamState) -> bool:
     """Return whether the totals of a dense parameter are the sums of its statistics, and the others in their ranges.
 
-    Of a sharded one this process has a part of the statistics only.
+    A sharded parameter is not checked, since this process has only a part of its statistics.
     """
     if "totals" not in state or is_sharded(state["grad"]):
         return True

@@ -1,4 +1,4 @@
-"""How the processes that train one model evaluate a closure together, and what they compare.
+"""Evaluate closures in all processes together, and compare settings, weights, state and gradients between them.
 
 Nothing here changes a parameter or its state.
 """
@@ -41,14 +41,19 @@ MIXED_GRADIENTS = "parameter {index} has a sparse gradient in one process and a 
 KINDS = ("none", "dense", "sparse")
 
 
+STEP_FACTS = ("lr", "weight_decay", "steps_per_epoch", "algorithm", "maximize", "steps", "unprobed", "skipped_in_a_row")
+"""Settings and counters of a group that are compared in every message."""
+
+CONTENT_FACTS = ("skipped", "samples", "gradient_flops", "averaging", "progress")
+"""Further numbers of a group that are compared in the first step and after changes."""
+
+
 def facts_of(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -> dict[str, Any]:
-    """Return what the processes compare in every message: settings and counters of groups, and which state there is."""
+    """Return what the processes compare in every message: settings, counters, and which parameters have state."""
     facts: dict[str, Any] = {"the number of groups": len(groups)}
     for k, group in enumerate(groups):
-        facts |= {f"{name} of group {k}": float(group[name]) for name in ("lr", "weight_decay")}
-        facts[f"steps_per_epoch of group {k}"] = group["steps_per_epoch"]
-        names = ("algorithm", "maximize", "steps", "unprobed", "skipped_in_a_row")
-        facts |= {f"{name} of group {k}": group[name] for name in names}
+        values = {**group, "lr": float(group["lr"]), "weight_decay": float(group["weight_decay"])}
+        facts |= {f"{name} of group {k}": values[name] for name in STEP_FACTS}
         facts[f"the number of parameters of group {k}"] = len(group["params"])
     parameters = [parameter for group in groups for parameter in group["params"]]
     facts["the presence of state of parameter"] = tuple(bool(state.get(p)) for p in parameters)
@@ -59,18 +64,17 @@ def contents_of(groups: Sequence[dict[str, Any]], state: Mapping[Tensor, Any]) -
     """Return what the processes compare in the first step and after changes: weights, state and running numbers."""
     parameters = [p for group in groups for p in group["params"] if not nn.parameter.is_lazy(p)]
     whole = [p for p in parameters if not is_sharded(p)]
-    names = ("skipped", "samples", "gradient_flops", "averaging", "progress")
-    facts = {f"{name} of group {k}": group[name] for k, group in enumerate(groups) for name in names}
+    states = [[value for _, value in sorted(state.get(p, {}).items())] for p in whole]
     return {
         "the shape of parameter": tuple((tuple(p.shape), str(p.dtype)) for p in parameters),
-        "the values of parameter": tuple(described([p]) for p in whole),
-        "the state of parameter": tuple(described([v for _, v in sorted(state.get(p, {}).items())]) for p in whole),
-        **facts,
+        "the values of parameter": tuple(f"checksum {checksum([p]):08x}" for p in whole),
+        "the state of parameter": tuple(f"checksum {checksum(each):08x}" for each in states),
+        **{f"{name} of group {k}": group[name] for k, group in enumerate(groups) for name in CONTENT_FACTS},
     }
 
 
 class Agreement:
-    """What the processes must have in common at the beginning of a step."""
+    """Collects what the processes must have in common at the beginning of a step."""
 
     def __init__(self) -> None:
         self._is_compared = False
@@ -93,7 +97,7 @@ class Agreement:
 
         Args:
             processes: those that train the same model.
-            settings: of the optimizer, by name.
+            settings: settings of the optimizer, by name.
             groups: parameter groups.
             state: state of the parameters.
             others: further tensors that are saved with the state.
@@ -115,16 +119,12 @@ class Agreement:
         return processes
 
 
-def described(tensors: Sequence[Tensor]) -> str:
-    return f"checksum {checksum(tensors):08x}"
-
-
 def checksum(tensors: Sequence[Tensor]) -> int:
-    """Return a checksum of the bits of tensors. Of a sparse one these are its indices and values."""
+    """Return a checksum of the bits of tensors; of a sparse one, of its indices and values."""
     total = 0
     for tensor in tensors:
-        found = tensor.detach().coalesce() if tensor.is_sparse else None
-        for part in (tensor.detach(),) if found is None else (found.indices(), found.values()):
+        values = tensor.detach().coalesce() if tensor.is_sparse else tensor.detach()
+        for part in (values.indices(), values.values()) if values.is_sparse else (values,):
             total = zlib.crc32(part.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data, total)
     return total
 
@@ -133,7 +133,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
 
 
 _BEFORE_FORWARD: ContextVar[Callable[[], None] | None] = ContextVar("vsgd_before_forward", default=None)
-"""What to call before a forward pass that waits for other processes."""
+"""Function to call before a forward pass that waits for other processes."""
 
 
 def communicates(module: nn.Module) -> bool:
@@ -143,14 +143,14 @@ def communicates(module: nn.Module) -> bool:
     return isinstance(module, nn.SyncBatchNorm) or holds_shards(module)
 
 
-def ask_before_forward(module: nn.Module, args: Any) -> None:
+def exchange_before_forward(module: nn.Module, args: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    ask = _BEFORE_FORWARD.get()
-    if ask is not None:
+    exchange = _BEFORE_FORWARD.get()
+    if exchange is not None:
         parts = module.modules() if isinstance(getattr(module, "_orig_mod", None), nn.Module) else (module,)
         if any(map(communicates, parts)):
-            ask()
+            exchange()
 
 
 def evaluate_on_all_ranks(
@@ -159,28 +159,34 @@ def evaluate_on_all_ranks(
     evaluate: Callable[[Callable[[], Any]], Evaluation],
     parameters: Sequence[Tensor],
 ) -> tuple[Evaluation, Processes]:
-    """Evaluate a closure in all processes. Where only others have a gradient this one has zeros.
+    """Evaluate a closure in all processes. A gradient that only other processes have is zero here.
 
-    An error of one process is raised by all. Other processes may wait for this one inside the closure: in a forward
-    pass that communicates, and for gradients that come averaged. So they ask each other for errors before both.
+    All processes raise the error of one. A process may wait for others inside the closure, in a forward pass that
+    communicates or for averaged gradients. So all exchange a message before both, which reports errors.
+
+    Args:
+        processes: those that train the same model.
+        run: runs the closure.
+        evaluate: calls `run` and returns its evaluation.
+        parameters: parameters of all groups.
 
     Returns:
-        The evaluation of this process, and the processes, which now must have gradients of the same parameters unless
-        these gradients are samples.
+        The evaluation of this process, and the processes. Unless gradients are samples, these have a new fact: which
+        parameters have a gradient.
     """
     if processes.size == 1:
         return evaluate(run), processes
-    call_before_forward(ask_before_forward)
-    asked: set[str] = set()
+    call_before_forward(exchange_before_forward)
+    reached: set[str] = set()
 
-    def ask(point: str) -> None:
-        if point not in asked:
-            asked.add(point)
+    def exchange(point: str) -> None:
+        if point not in reached:
+            reached.add(point)
             processes.numbers(point)
 
     awaited = [] if processes.are_samples else [p for p in parameters if p.requires_grad and not is_sharded(p)]
-    hook = register_multi_grad_hook(awaited, lambda grad: ask("first gradient"), mode="any")
-    token = _BEFORE_FORWARD.set(lambda: ask("forward pass"))
+    hook = register_multi_grad_hook(awaited, lambda grad: exchange("first gradient"), mode="any")
+    token = _BEFORE_FORWARD.set(lambda: exchange("forward pass"))
     try:
         here = evaluate(run)
     except Exception as error:
@@ -189,7 +195,7 @@ def evaluate_on_all_ranks(
         _BEFORE_FORWARD.reset(token)
         hook.remove()
     if awaited:
-        ask("first gradient")
+        exchange("first gradient")
     kinds = [1 + here.grads[p].is_sparse if p in here.grads else 0 for p in parameters]
     if not processes.are_samples:
         processes = processes.with_facts({"the gradient of parameter": tuple(KINDS[kind] for kind in kinds)})
@@ -203,12 +209,12 @@ def evaluate_on_all_ranks(
             raise DifferenceError(MIXED_GRADIENTS.format(index=index))
         if max(found):
             grad = here.grads.get(parameter)
-            everywhere[parameter] = no_gradient(parameter, 2 in found) if grad is None else grad
+            everywhere[parameter] = zero_gradient(parameter, 2 in found) if grad is None else grad
     return here._replace(grads=everywhere), processes
 
 
-def no_gradient(parameter: Tensor, sparse: bool) -> Tensor:
-    """Return the gradient of a process that has not used a parameter."""
+def zero_gradient(parameter: Tensor, sparse: bool) -> Tensor:
+    """Return a gradient of zeros. A sparse one has no rows."""
     if not sparse:
         return torch.zeros_like(parameter)
     rows = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
@@ -217,7 +223,7 @@ def no_gradient(parameter: Tensor, sparse: bool) -> Tensor:
 
 
 def reduce_checks(processes: Processes, first: list[Evaluation], usable: bool, probing: bool) -> tuple[bool, bool]:
-    """Replace losses by their mean over all evaluations and processes.
+    """Replace the losses of `first` by their mean over all evaluations and processes.
 
     Returns:
         Whether the numbers are usable in all processes, and whether any process wants to probe.
@@ -232,7 +238,7 @@ def reduce_checks(processes: Processes, first: list[Evaluation], usable: bool, p
 
 
 def check_averaged(processes: Processes, evaluation: Evaluation) -> None:
-    """Refuse gradients that should be averaged and are not, or should not be and are."""
+    """Raise DifferenceError if gradients should be averaged and are not, or should not be and are."""
     if processes.size == 1 or any(map(is_sharded, evaluation.grads)):
         return
     sums = [row[0] for row in processes.numbers("checksums of gradients", checksum(list(evaluation.grads.values())))]

@@ -1,9 +1,9 @@
-"""Other processes that train the same model: the messages by which all of them take the same step.
+"""Exchange messages between the processes that train one model, so that all of them take the same step.
 
 Every process evaluates its own part of the minibatch. All decisions of a step follow from numbers that are equal in all
-processes, so that collectives always pair up. Each message has a fixed length. It names the point of the step, says
-whether the sender has failed, and has a digest of the facts that must be equal (settings, counters, which parameters
-have a gradient). So processes that differ raise an error in the next message, whichever it is.
+processes, so that collectives always pair up. Each message has a fixed length. It contains the point of the step,
+whether the sender has failed, and a digest of the facts that must be equal: settings, counters, and which parameters
+have a gradient. Processes that differ therefore raise an error at the next message.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ OUT_OF_STEP = (
 PEER_LOST = "another process has ended or does not answer, look at its error: {lost}"
 
 FAILURE = "vsgd/failure"
-"""The key under which the first process that fails leaves its error for those it cannot reach."""
+"""Key of the store under which the first process that fails leaves its error for those that it cannot reach."""
 
 NOTIFY_TIMEOUT = timedelta(seconds=10)
-"""How long a process that has failed waits for the others to receive its error, before it closes its connections."""
+"""How long a failed process waits for the others to receive its error before it closes its connections."""
 
 READ_TIMEOUT = timedelta(seconds=5)
 """How long it then waits for the others to read its error from the store, which may be a part of this process."""
 
 CLOSING_TAG = 0x7653
-"""Of a message that no process sends."""
+"""Tag of a message that no process sends."""
 
 INLINE = 4
-"""Numbers that fit into a message of fixed length; others follow in a second message."""
+"""Number of values that fit into a message of fixed length. Longer lists follow in a second message."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -70,27 +70,26 @@ class Failure(NamedTuple):
     summary: str
     traceback: str
 
-    def as_error(self, cause: BaseException | None = None) -> PeerError:
+    def as_error(self) -> PeerError:
         error = PeerError(self.summary)
         error.add_note(f"{self.summary.partition(' raised')[0]}:\n{self.traceback}")
-        error.__cause__ = cause
         return error
 
 
 class Processes(NamedTuple):
-    """The processes that train one model, seen from one of them, which may be the only one."""
+    """The processes that train one model, from the view of one of them, which may be the only one."""
 
     group: Any
     messages: Any
-    """The same processes, for short messages: these wait for no device, and meet no collective of a closure."""
+    """A group of the same processes for messages. It waits for no device, and has no collectives of closures."""
     rank: int
     size: int
     are_samples: bool
-    """Whether each process leaves its own gradient, which is a sample. Otherwise gradients come averaged."""
+    """Whether each process leaves its own gradient, which is a sample. Otherwise gradients are averaged already."""
     reduce_dtype: torch.dtype | None = None
-    """The precision in which moments of the samples are sent; None: that of the sums."""
+    """Precision in which moments of the samples are sent; None: that of the sums."""
     facts: Mapping[str, Any] = MappingProxyType({})
-    """What must be equal in all processes, by name."""
+    """Values that must be equal in all processes, by name."""
     digest: int = 0
     """Checksum of the facts."""
 
@@ -98,6 +97,8 @@ class Processes(NamedTuple):
         """Return these processes with further facts that must be equal in all of them."""
         digest = zlib.crc32(repr(facts).encode(), self.digest)
         return self._replace(facts={**self.facts, **facts}, digest=digest)
+
+    # --- tensors --------------------------------------------------------------------------------------------------
 
     def gather_rows(self, values: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, which may differ in their length."""
@@ -108,15 +109,6 @@ class Processes(NamedTuple):
         parts = [torch.empty_like(padded) for _ in lengths]
         dist.all_gather(parts, padded, group=self.group)
         return [part[:length].to(values.dtype) for part, length in zip(parts, lengths, strict=True)]
-
-    def gather_kinds(self, point: str, kinds: list[int], *values: float) -> tuple[list[set[int]], list[list[float]]]:
-        """Return the kinds that each item has in any process, and a few numbers of each process."""
-        checksums, *columns = zip(*self.numbers(point, zlib.crc32(bytes(kinds)), *values), strict=True)
-        rows = [list(row) for row in zip(*columns, strict=True)]
-        if len(set(checksums)) == 1:
-            return [{kind} for kind in kinds], rows
-        found = zip(*self.numbers(f"{point}: kinds", *kinds), strict=True)
-        return [{int(kind) for kind in column} for column in found], rows
 
     def add_up(self, values: Tensor) -> None:
         """Replace values by their sum over all processes."""
@@ -131,6 +123,8 @@ class Processes(NamedTuple):
         dist.all_gather_into_tensor(sent, part, group=self.group)
         values.copy_(sent[: values.numel()].view_as(values))
 
+    # --- numbers --------------------------------------------------------------------------------------------------
+
     def numbers(self, point: str, *values: float) -> list[list[float]]:
         """Return the numbers that each process sends at this point.
 
@@ -141,30 +135,75 @@ class Processes(NamedTuple):
         if self.size == 1:
             return [[float(value) for value in values]]
         try:
-            rows = self._gather(self._row(point, values))
-            failures = self._gather_objects(None) if any(row[0] for row in rows) else []
-            if not failures:
-                self._check(rows, point)
-                longest = int(max(row[3] for row in rows))
-                if longest > INLINE:
-                    padded = self._gather([*values, *[0.0] * (longest - len(values))])
-                    return [row[: int(head[3])] for head, row in zip(rows, padded, strict=True)]
-                return [row[4 : 4 + int(row[3])] for row in rows]
-        except DifferenceError:
+            return self._exchange(point, values)
+        except (PeerError, DifferenceError):
             raise
         except RuntimeError as lost:
             raise self._lost(lost) from lost
-        raise next(failure for failure in failures if failure is not None).as_error()
+
+    def gather_kinds(self, point: str, kinds: list[int], *values: float) -> tuple[list[set[int]], list[list[float]]]:
+        """Return the kinds that each item has in any process, and the values of each process."""
+        checksums, *columns = zip(*self.numbers(point, zlib.crc32(bytes(kinds)), *values), strict=True)
+        rows = [list(row) for row in zip(*columns, strict=True)]
+        if len(set(checksums)) == 1:
+            return [{kind} for kind in kinds], rows
+        found = zip(*self.numbers(f"{point}: kinds", *kinds), strict=True)
+        return [{int(kind) for kind in column} for column in found], rows
 
     def mean(self, point: str, value: float) -> float:
+        """Return the mean of a number over all processes."""
         return sum(row[0] for row in self.numbers(point, value)) / self.size
 
     def all(self, point: str, value: bool) -> bool:
+        """Return whether a value is true in all processes."""
         return all(row[0] for row in self.numbers(point, value))
+
+    def _exchange(self, point: str, values: Sequence[float]) -> list[list[float]]:
+        rows = self._gather(self._row(point, values))
+        if any(row[0] for row in rows):
+            raise next(failure for failure in self._gather_objects(None) if failure is not None).as_error()
+        self._check(rows, point)
+        lengths = [int(row[3]) for row in rows]
+        if max(lengths) > INLINE:
+            contents = self._gather([*values, *[0.0] * (max(lengths) - len(values))])
+        else:
+            contents = [row[4:] for row in rows]
+        return [content[:length] for content, length in zip(contents, lengths, strict=True)]
+
+    def _row(self, point: str, values: Sequence[float], failed: bool = False) -> list[float]:
+        """Return the numbers of a message: whether it tells of a failure, digest, point, and length of the values."""
+        inline = [*values, *[0.0] * INLINE][:INLINE]
+        return [float(failed), float(self.digest), float(zlib.crc32(point.encode())), float(len(values)), *inline]
+
+    def _gather(self, values: list[float], timeout: timedelta = timedelta()) -> list[list[float]]:
+        """Return equally many numbers of each process. A timeout of zero is that of the group."""
+        mine = torch.tensor(values, dtype=torch.float64, device="cpu")
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine, group=self.messages, async_op=True).wait(timeout)
+        return [part.tolist() for part in parts]
+
+    def _gather_objects(self, mine: Any) -> list[Any]:
+        found = [None] * self.size
+        dist.all_gather_object(found, mine, group=self.messages)
+        return found
+
+    def _check(self, rows: list[list[float]], point: str) -> None:
+        """Raise DifferenceError unless the processes are equal in their facts, and at the same point."""
+        if all(row[1:3] == rows[0][1:3] for row in rows):
+            return
+        (facts, here), *others = self._gather_objects((dict(self.facts), point))
+        for other, (their_facts, there) in enumerate(others, start=1):
+            found = first_difference(facts, their_facts)
+            if found is not None:
+                raise DifferenceError(DIFFERENT.format(other=other, **found))
+            if there != here or rows[other][1] != rows[0][1]:
+                raise DifferenceError(OUT_OF_STEP.format(other=other, here=here, there=there))
+
+    # --- errors ---------------------------------------------------------------------------------------------------
 
     @contextmanager
     def sharing_errors(self, point: str) -> Iterator[None]:
-        """Raise an error of one process within in all of them. There must be no other communication within."""
+        """Raise an error of one process within the block in all of them. The block must not communicate."""
         try:
             yield
         except Exception as error:
@@ -209,36 +248,8 @@ class Processes(NamedTuple):
                     receiving: Any = dist.irecv(torch.empty(1, device="cpu"), others[0], group, CLOSING_TAG)
                     receiving.wait(timedelta(milliseconds=1))
 
-    def _row(self, point: str, values: Sequence[float], failed: bool = False) -> list[float]:
-        inline = [*values, *[0.0] * INLINE][:INLINE]
-        return [float(failed), float(self.digest), float(zlib.crc32(point.encode())), float(len(values)), *inline]
-
-    def _gather(self, values: list[float], timeout: timedelta = timedelta()) -> list[list[float]]:
-        """Return equally many numbers of each process. A timeout of zero is that of the group."""
-        mine = torch.tensor(values, dtype=torch.float64, device="cpu")
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine, group=self.messages, async_op=True).wait(timeout)
-        return [part.tolist() for part in parts]
-
-    def _gather_objects(self, mine: Any) -> list[Any]:
-        found = [None] * self.size
-        dist.all_gather_object(found, mine, group=self.messages)
-        return found
-
-    def _check(self, rows: list[list[float]], point: str) -> None:
-        """Raise if the processes are not equal in their facts, or not at the same point."""
-        if all(row[1:3] == rows[0][1:3] for row in rows):
-            return
-        (facts, here), *others = self._gather_objects((dict(self.facts), point))
-        for other, (their_facts, there) in enumerate(others, start=1):
-            found = first_difference(facts, their_facts)
-            if found is not None:
-                raise DifferenceError(DIFFERENT.format(other=other, **found._asdict()))
-            if there != here or rows[other][1] != rows[0][1]:
-                raise DifferenceError(OUT_OF_STEP.format(other=other, here=here, there=there))
-
     def _lost(self, cause: RuntimeError) -> PeerError:
-        """Return the error to raise when messages cannot be sent any more."""
+        """Return the error to raise when messages can no longer be sent."""
         store = store_of(self.messages)
         failure = first_failure(store)
         if failure is not None:
@@ -260,8 +271,8 @@ class Replicas(NamedTuple):
 
     Args:
         as_samples: whether each process leaves the gradient of its own part of the minibatch. Each part is then a
-            sample, and VSGD averages the gradients. Otherwise gradients come averaged, as DistributedDataParallel and
-            FSDP leave them, and the minibatch of all processes together is the sample.
+            sample, and VSGD averages the gradients. Otherwise gradients must be averaged already, as
+            DistributedDataParallel and FSDP do, and the minibatch of all processes together is the sample.
         reduce_dtype: `torch.bfloat16` sends the moments of the samples in half the bytes of float32.
         process_group: the processes that train this model; default: all.
     """
@@ -272,11 +283,11 @@ class Replicas(NamedTuple):
 
 
 AVERAGED = Replicas(as_samples=False)
-"""The default: gradients come averaged over all processes."""
+"""The default: gradients are averaged over all processes before VSGD receives them."""
 
 
 def check_replicas(setting: Any) -> Replicas:
-    """Return the setting, or raise if it is not one."""
+    """Return the setting. Raise TypeError or ValueError if it is not possible."""
     if not isinstance(setting, Replicas):
         raise TypeError(f"distributed is {setting!r}, it must be a vsgd.torch.Replicas")
     if setting.reduce_dtype not in (None, torch.bfloat16):
@@ -287,7 +298,7 @@ def check_replicas(setting: Any) -> Replicas:
 
 
 def processes_of(setting: Replicas) -> Processes:
-    """Return the processes of distributed training; a single one if there is none."""
+    """Return the processes of distributed training, or `ALONE` without distributed training."""
     are_samples, reduce_dtype, group = setting
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:
         return ALONE
@@ -301,7 +312,7 @@ def processes_of(setting: Replicas) -> Processes:
 
 
 def raised_by_all(step: Callable[P, T]) -> Callable[P, T]:
-    """Let an error in a step of an optimizer, which is the first argument, be raised by all processes."""
+    """Decorate a method of an optimizer: all processes raise the error of one."""
 
     @functools.wraps(step)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -316,28 +327,23 @@ def raised_by_all(step: Callable[P, T]) -> Callable[P, T]:
 
 
 def store_of(group: Any) -> Any:
-    """Return where the processes of a group leave texts for each other; None where torch has no public way to it."""
+    """Return the key-value store of a group; None where torch has no public access to it."""
     return group.get_group_store() if hasattr(group, "get_group_store") else None
 
 
 def first_failure(store: Any) -> Failure | None:
-    """Return what the first process that failed has left, if the process that holds the store still runs."""
+    """Return the error of the first process that failed, if the process that holds the store still runs."""
     try:
         return Failure(*json.loads(store.get(FAILURE))) if store is not None and store.check([FAILURE]) else None
     except RuntimeError:
         return None
 
 
-class Difference(NamedTuple):
-    """The first fact in which two processes differ, with its value in each."""
+def first_difference(here: dict[str, Any], there: dict[str, Any]) -> dict[str, Any] | None:
+    """Return name and values of the first fact that differs: `what`, `here` and `there` of the message `DIFFERENT`.
 
-    what: str
-    here: str
-    there: str
-
-
-def first_difference(here: dict[str, Any], there: dict[str, Any]) -> Difference | None:
-    """Return the first fact that differs. Of a tuple it is one element, of a NamedTuple one field."""
+    Of a tuple it is one element, of a NamedTuple one field.
+    """
     for name in {**here, **there}:
         one, other = here.get(name, "nothing"), there.get(name, "nothing")
         if repr(one) == repr(other):
@@ -347,9 +353,10 @@ def first_difference(here: dict[str, Any], there: dict[str, Any]) -> Difference 
                 one, other = type(one).__name__, type(other).__name__
         elif isinstance(one, tuple):
             if len(one) != len(other):
-                return Difference(f"the number of values of {name}", str(len(one)), str(len(other)))
-            k = next(k for k, pair in enumerate(zip(one, other, strict=True)) if repr(pair[0]) != repr(pair[1]))
-            fields = getattr(one, "_fields", None)
-            name, one, other = f"{fields[k]} of {name}" if fields else f"{name} {k}", one[k], other[k]
-        return Difference(name, str(one), str(other))
+                name, one, other = f"the number of values of {name}", len(one), len(other)
+            else:
+                k = next(k for k, pair in enumerate(zip(one, other, strict=True)) if repr(pair[0]) != repr(pair[1]))
+                fields = getattr(one, "_fields", None)
+                name, one, other = f"{fields[k]} of {name}" if fields else f"{name} {k}", one[k], other[k]
+        return {"what": name, "here": one, "there": other}
     return None

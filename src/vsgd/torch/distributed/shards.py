@@ -1,6 +1,6 @@
-"""Parameters of which each process holds a part, as FSDP2 makes them (`DTensor`).
+"""Sharded parameters, of which each process holds a part, as FSDP2 makes them (`DTensor`).
 
-Coordinates are computed where they are; numbers of a whole tensor are sums over the processes that share it.
+Each process updates its own coordinates. Numbers of a whole tensor are sums over the processes that share it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    loaded = sys.modules.get(
-        "torch.distributed.tensor"
-    )  # slow to import; parameters with shards imply that it was imported
+    """Return whether a tensor is a `DTensor`."""
+    loaded = sys.modules.get("torch.distributed.tensor")  # slow to import, and imported if there is a `DTensor`
     return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
@@ -42,7 +41,7 @@ def like(parameter: Any, part: Tensor) -> Tensor:
 
 
 def check_sharding(parameter: Any) -> None:
-    """Refuse what is cut otherwise than FSDP2 does it: along its first axis, by one axis of the mesh."""
+    """Raise TypeError unless a parameter is sharded along its first axis by one axis of the mesh, as by FSDP2."""
     cuts = [placement for placement in parameter.placements if not placement.is_replicate()]
     if len(cuts) > 1 or not all(cut.is_shard(0) for cut in cuts):
         raise TypeError(
@@ -58,7 +57,7 @@ class Shards(NamedTuple):
     lengths: tuple[int, ...]
     """Coordinates of each segment in all processes together."""
     offsets: tuple[int, ...]
-    """The place of the first coordinate of this process within each segment."""
+    """Index of the first coordinate of this process within each segment."""
 
     def add_up(self, values: Tensor) -> Tensor:
         """Return the sum over the processes."""
@@ -68,12 +67,12 @@ class Shards(NamedTuple):
 
 
 def summed(sums: Tensor, shards: Shards | None) -> Tensor:
-    """Return sums over coordinates, of all processes that share a tensor."""
+    """Return sums over coordinates, added up over the processes that share a tensor."""
     return sums if shards is None else shards.add_up(sums)
 
 
 def key_of(parameter: Any) -> Any:
-    """Return a key: parameters with the same one may share buffers."""
+    """Return a key that is equal for parameters that may share buffers."""
     return (parameter.device_mesh, parameter.placements) if is_sharded(parameter) else None
 
 

@@ -25,7 +25,7 @@ class Tied(nn.Module):
 
 
 class Own(nn.Module):
-    """Goes the long way: no layer that is known."""
+    """A layer without a handler, which is replayed sample by sample."""
 
     def __init__(self):
         super().__init__()
@@ -50,6 +50,7 @@ MODELS = {
     "embedding": (lambda: nn.Embedding(7, 4), integers(ROWS, 3)),
     "tied": (Tied, integers(ROWS, 3)),
     "own": (Own, floats(ROWS, 5)),
+    "own between known layers": (lambda: nn.Sequential(nn.Linear(5, 5), Own(), nn.Linear(5, 2)), floats(ROWS, 5)),
 }
 
 

@@ -153,7 +153,7 @@ def changed_gradient():
 
 
 CASES = {
-    batch_norm: "'1' .BatchNorm1d. normalises over the batch.*eval mode",
+    batch_norm: "'1' .BatchNorm1d. normalizes over the batch.*eval mode",
     penalty: "'0.weight' goes into .*outside any module call.*weight decay",
     no_backward: "no gradient arrived",
     no_model: "no gradient arrived",

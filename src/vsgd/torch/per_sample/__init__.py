@@ -1,15 +1,16 @@
-"""Sums over the samples of a minibatch, per coordinate, without the samples' gradients ever being written out.
+"""Per-coordinate sums over the samples of a minibatch, computed without storing per-sample gradients.
 
-A `Recorder` watches what the parameters of a model take part in, twice: at the parameters and at the shifted ones.
-The gradient of one sample is a product of small factors that backpropagation computes anyway (the input of a layer
-and the gradient of its output), and the sums of its square and of its change follow from those factors.
+A `Recorder` watches the parameters of a model in two passes: at the parameters and at the shifted ones. The gradient of
+one sample is a product of small factors that backpropagation computes anyway: the input of a layer and the gradient of
+its output. Sums of its square and of its change follow from these factors.
 
-A result is right or an error is raised. Two things cannot be seen. All that runs in one recording is taken to be about
-the same samples, in the same order. And of a loss that mixes samples, such as a contrastive one, "the gradient of
-sample j" is the part that flows through the activations of sample j.
+A result is right, or an error is raised. Two assumptions are not checked. All functions in one recording must process
+the same samples in the same order. If a loss mixes samples, as a contrastive loss does, the gradient of sample j is the
+part that flows through the activations of sample j.
 """
 
-from vsgd.torch.per_sample.record import Recorder, Recording
+from vsgd.torch.per_sample.fallback import Recording
+from vsgd.torch.per_sample.record import Recorder
 from vsgd.torch.per_sample.terms import RowSums, SampleError, SampleSums
 
 __all__ = ["Recorder", "Recording", "RowSums", "SampleError", "SampleSums"]

@@ -1,8 +1,7 @@
-"""Modules whose parameters go into anything else: the call is repeated sample by sample.
+"""Replay module calls sample by sample, where parameters go into functions without a handler.
 
-`torch.func.vmap` does that for some samples at once. Where it has no rule (recurrent layers) or must not be used
-(random numbers would differ), samples go one by one; after a random call, through one replay of the whole batch with
-the same random numbers, which is slow but right.
+`torch.func.vmap` replays some samples at once. Where it has no rule, as for recurrent layers, samples are replayed one
+by one. A call that draws random numbers is replayed on the whole batch, once for each sample, with the same numbers.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,9 +19,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.per_sample.terms import SampleError, sum_dtype
-
-Grads = dict[Tensor, Tensor]
+from vsgd.torch.per_sample.terms import SampleError, Terms, sum_dtype, written_out
 
 
 class Call:
@@ -32,34 +30,33 @@ class Call:
         self.params: set[Tensor] = set()
         """The parameters to replay for."""
         leaves, self.structure = pytree.tree_flatten((args, kwargs))
-        # detached, as hooks in the graph lead here: a way back into the graph would keep both alive for good
+        # detached, since hooks of the graph refer to this object: a reference to the graph would be a cycle
         self.inputs = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.is_packed = any(isinstance(item, nn.utils.rnn.PackedSequence) for item in args)
+        self.sample_axis = 0 if getattr(module, "batch_first", True) else 1
         self.random_before = self.random_state()
         self.autocast = present_autocast(self.inputs)
         self.outputs: list[Any] = []
         self.grads: dict[int, Tensor] = {}
 
     def refuse_ambiguity(self) -> None:
-        """Raise if samples are not first and as many as the positions, which other layers would count."""
+        """Raise SampleError if positions come first and are as many as samples, which other layers would confuse."""
         first = next((item for item in self.inputs if isinstance(item, Tensor)), None)
-        if first is None or first.dim() != 3 or getattr(self.module, "batch_first", True):
-            return
-        if 1 < first.shape[0] == first.shape[1]:
+        if self.sample_axis == 1 and first is not None and first.dim() == 3 and 1 < first.shape[0] == first.shape[1]:
             raise SampleError(
                 f"module {self.name!r} has batch_first=False and got as many positions as samples "
                 f"({first.shape[0]}), so the two cannot be told apart; use batch_first=True"
             )
 
     def finish(self, output: Any, listening: Callable[[], bool]) -> None:
-        """Store what a replay needs after the call has returned, and wait for gradients."""
+        """Store what a replay needs after the call has returned, and register hooks for the output gradients."""
         if self.is_packed:
             raise SampleError(f"module {self.name!r} got a PackedSequence, whose samples interleave; pad instead")
         after = self.random_state()
         self.is_random = any(not torch.equal(state, after[device]) for device, state in self.random_before.items())
         self.versions = [item._version if isinstance(item, Tensor) else 0 for item in self.inputs]
         leaves, _ = pytree.tree_flatten(output)
-        self.outputs = [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else None for leaf in leaves]
+        self.outputs = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves]
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(lambda grad, place=place: self.receive(place, grad) if listening() else None)
@@ -75,25 +72,18 @@ class Call:
         self.grads[place] = grad.detach()
 
     def freeze(self, count: int) -> None:
-        """Copy the parameters, which are about to be shifted, and find out where the samples are."""
-        changed = [
-            item
-            for item, version in zip(self.inputs, self.versions, strict=True)
-            if isinstance(item, Tensor) and item._version != version
-        ]
-        if changed:
-            raise SampleError(f"an input of module {self.name!r} was changed in place after the call; change a copy")
-        self.input_axes = [
-            self.axis(place, item.shape, count) if isinstance(item, Tensor) else None
-            for place, item in enumerate(self.inputs)
-        ]
-        self.output_axes = [
-            None if item is None else self.axis(place, item[0], count) for place, item in enumerate(self.outputs)
-        ]
-        self.names = {id(p): key for key, p in self.module.named_parameters(remove_duplicate=True)}
+        """Copy the parameters, which are about to be shifted, and find the sample axes of inputs and outputs."""
+        for item, version in zip(self.inputs, self.versions, strict=True):
+            if isinstance(item, Tensor) and item._version != version:
+                raise SampleError(
+                    f"an input of module {self.name!r} was changed in place after the call; change a copy"
+                )
+        shapes = [item.shape if isinstance(item, Tensor) else None for item in self.inputs]
+        self.input_axes = [self.axis(place, shape, count) for place, shape in enumerate(shapes)]
+        self.output_axes = [self.axis(place, shape, count) for place, shape in enumerate(self.outputs)]
+        self.names: dict[Tensor, str] = {p: key for key, p in self.module.named_parameters(remove_duplicate=True)}
         state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         self.state = {key: value.detach().clone() for key, value in state.items()}
-        self.count = count
         if all(axis is None for axis in self.input_axes) or any(self.output_axes[k] is None for k in self.grads):
             raise SampleError(
                 f"module {self.name!r} ({type(self.module).__name__}) has to be replayed sample by sample, but its "
@@ -102,32 +92,31 @@ class Call:
 
     def leading_size(self) -> int:
         """Return the number of samples according to this call alone."""
-        axis = 0 if getattr(self.module, "batch_first", True) else 1
-        sizes = [item.shape[axis] for item in self.inputs if isinstance(item, Tensor) and item.dim() > axis]
-        return sizes[0] if sizes else 0
+        shapes = [item.shape for item in self.inputs if isinstance(item, Tensor) and item.dim() > self.sample_axis]
+        return shapes[0][self.sample_axis] if shapes else 0
 
-    def axis(self, place: int, shape: torch.Size, count: int) -> int | None:
+    def axis(self, place: int, shape: torch.Size | None, count: int) -> int | None:
         """Return the sample axis of an input or output; None if all samples share it."""
-        axis = 0 if getattr(self.module, "batch_first", True) else 1
-        if isinstance(self.module, nn.RNNBase) and place > 0:
-            axis = 1  # hidden states are layers × samples whatever batch_first says
-        return axis if len(shape) > axis and shape[axis] == count else None
+        # hidden states are layers × samples whatever batch_first says
+        axis = 1 if isinstance(self.module, nn.RNNBase) and place > 0 else self.sample_axis
+        return axis if shape is not None and len(shape) > axis and shape[axis] == count else None
 
-    def sample_grads(self, samples: slice) -> Grads:
-        """Return gradients of some samples, samples × parameter, for all wanted parameters."""
-        wanted = {self.names[id(p)]: self.state[self.names[id(p)]] for p in self.params}
-        if not self.is_random:
+    def sample_grads(self, samples: slice) -> dict[Tensor, Tensor]:
+        """Return gradients of some samples, samples × parameter, for all parameters to replay for."""
+        wanted = {self.names[p]: self.state[self.names[p]] for p in self.params}
+        places = range(samples.start, samples.stop)
+        if self.is_random:
+            pull = self.pullback(self.inputs, wanted)
+            found = stacked(pull(self.masked(j)) for j in places)
+        else:
             try:
                 found = self.at_once(samples, wanted)
             except RuntimeError:
-                found = stacked(self.alone(j, wanted) for j in range(samples.start, samples.stop))
-        else:
-            pull = self.pullback(self.inputs, wanted)
-            found = stacked(pull(self.masked(j)) for j in range(samples.start, samples.stop))
-        by_id = {id(p): p for p in self.params}
-        return {by_id[i]: found[key].to(sum_dtype(found[key].dtype)) for i, key in self.names.items() if i in by_id}
+                found = stacked(self.alone(j, wanted) for j in places)
+        return {p: found[self.names[p]].to(sum_dtype(p.dtype)) for p in self.params}
 
     def at_once(self, samples: slice, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients of some samples by `vmap`."""
         inputs = cut(self.inputs, self.input_axes, samples)
         batched = [i for i, axis in enumerate(self.input_axes) if axis is not None]
         grads = self.output_grads(samples)
@@ -152,22 +141,22 @@ class Call:
         return result
 
     def alone(self, j: int, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients of sample j."""
         one = slice(j, j + 1)
         return self.pullback(cut(self.inputs, self.input_axes, one), wanted)(self.output_grads(one))
 
     def masked(self, j: int) -> dict[int, Tensor]:
         """Return output gradients of the whole batch, zero except for sample j."""
-        kept = {}
+        result = {}
         for place, grad in self.grads.items():
             axis = self.output_axes[place] or 0
-            kept[place] = torch.zeros_like(grad)
-            kept[place].select(axis, j).copy_(grad.select(axis, j))
-        return kept
+            result[place] = torch.zeros_like(grad)
+            result[place].select(axis, j).copy_(grad.select(axis, j))
+        return result
 
     def output_grads(self, samples: slice) -> dict[int, Tensor]:
-        places = list(self.grads)
-        parts = cut([self.grads[k] for k in places], [self.output_axes[k] for k in places], samples)
-        return dict(zip(places, parts, strict=True))
+        parts = cut([*self.grads.values()], [self.output_axes[k] for k in self.grads], samples)
+        return dict(zip(self.grads, parts, strict=True))
 
     def pullback(
         self, inputs: list[Any], wanted: dict[str, Tensor]
@@ -209,8 +198,39 @@ def stacked(rows: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def present_autocast(inputs: Iterable[Any]) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context that repeats the present autocasting after the user's has ended."""
+    """Return a context that repeats the present autocasting after that of the user has ended."""
     device = next((item.device.type for item in inputs if isinstance(item, Tensor)), "cpu")
     if not torch.is_autocast_enabled(device):
         return nullcontext
     return partial(torch.autocast, device, dtype=torch.get_autocast_dtype(device), cache_enabled=False)
+
+
+@dataclass(eq=False)
+class Recording:
+    """One forward and backward pass; complete when the `with` block of `Recorder.record` has ended."""
+
+    count: int = 0
+    """n, the number of samples of the minibatch."""
+    terms: Terms = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    """Module calls to be replayed."""
+
+    def replayed(self) -> list[Tensor]:
+        """Return the parameters that module calls are replayed for."""
+        return list(dict.fromkeys(param for call in self.calls for param in call.params))
+
+    def sample_grads(self, params: list[Tensor], samples: slice) -> dict[Tensor, Tensor]:
+        """Return gradients of some samples, samples × parameter, from replays and from all other uses.
+
+        `params` must include all parameters that calls are replayed for.
+        """
+        length = samples.stop - samples.start
+        grads = {p: torch.zeros(length, *p.shape, dtype=sum_dtype(p.dtype), device=p.device) for p in params}
+        for call in self.calls:
+            for param, part in call.sample_grads(samples).items():
+                grads[param] += part
+        for param in params:
+            for lo, hi, term in self.terms.get(param, []):
+                block = grads[param][:, lo:hi]
+                block += written_out(term, samples, block[:1, :1].numel())(slice(0, hi - lo)).view_as(block)
+        return grads

@@ -1,4 +1,7 @@
-"""Layers whose inputs and output gradients give the gradients of single samples: one handler per torch function."""
+"""Capture layers whose inputs and output gradients are factors of per-sample gradients: a handler per torch function.
+
+A handler takes a `Layout` and the arguments of the function.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,33 @@ from torch import Tensor
 
 from vsgd.torch.per_sample.terms import Explicit, Lookup, Outer, SampleError, Term, sum_dtype
 
+Size = int | Sequence[int]
 
-def trailing(grad: Tensor, axes: int) -> Tensor:
-    """Return gradients of parameters that span the last axes: sums over the axes between these and the samples."""
-    middle = tuple(range(1, grad.dim() - axes))
-    return grad.sum(middle) if middle else grad
+Layout = Callable[[Tensor], Tensor]
+"""Moves the sample axis to the front."""
+
+Build = Callable[[Tensor], Term]
+"""Makes a term from the gradient of the function's output."""
+
+
+class Capture(NamedTuple):
+    """The samples of one function call, and how to build the terms of its parameters."""
+
+    samples: int
+    builders: list[tuple[Tensor | None, Build]]
+    """Parameters, some of which may be missing, and the functions that make their terms."""
+    may_be_shared: bool = False
+    """Whether all samples may share the input, as they share positions."""
+
+
+def trailing(axes: int) -> Layout:
+    """Return a function that sums over the axes between the samples and the last `axes`."""
+
+    def reduce(grad: Tensor) -> Tensor:
+        middle = tuple(range(1, grad.dim() - axes))
+        return grad.sum(middle) if middle else grad
+
+    return reduce
 
 
 def per_channel(grad: Tensor) -> Tensor:
@@ -24,113 +49,25 @@ def per_channel(grad: Tensor) -> Tensor:
     return grad.flatten(2).sum(2) if grad.dim() > 2 else grad
 
 
-def normed_by(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
-    """Return batch normalization with fixed statistics, as in evaluation, where samples do not mix."""
-    shape = (1, -1, *(1,) * (x.dim() - 2))
-    return (x - mean.view(shape)) * torch.rsqrt(var + eps).view(shape)
+def precise(captured: Tensor, param: Tensor | None) -> Tensor:
+    """Return a tensor in the precision of the parameter's sums."""
+    return captured if param is None else captured.to(sum_dtype(param.dtype))
 
 
-Size = int | Sequence[int]
+def check_axes(where: str, input: Tensor, axes: int) -> None:
+    """Raise SampleError if an input has fewer axes than a layer needs for samples and features."""
+    if input.dim() < axes:
+        raise SampleError(
+            f"{where} was called with an input of shape {tuple(input.shape)}, which has no axis for the samples; "
+            "the first axis of every layer's input must be the batch"
+        )
 
 
-def pair(size: Size, axes: int) -> tuple[int, int]:
-    """Return a setting for both image axes. A convolution over time is one over an image of height 1."""
-    values = (size,) * axes if isinstance(size, int) else tuple(size)
-    if len(values) == 1:
-        values = values * axes
-    return (values[0], values[1]) if axes == 2 else (0, values[0])
-
-
-def unfolder(
-    weight: Tensor, stride: Size, padding: Size | str, dilation: Size, groups: int
-) -> Callable[[Tensor], Tensor]:
-    """Return a function from inputs to n × groups × positions × (channels of the group · kernel)."""
-    axes = weight.dim() - 2
-    kernel = pair(weight.shape[2:], axes)
-    steps, spacing = pair(stride, axes), pair(dilation, axes)
-    if axes == 1:
-        kernel, steps, spacing = (1, kernel[1]), (1, steps[1]), (1, spacing[1])
-    margins = margins_of(padding, kernel, spacing, axes)
-
-    def unfold(x: Tensor) -> Tensor:
-        image = x.unsqueeze(2) if axes == 1 else x
-        columns = F.unfold(F.pad(image, margins), kernel, dilation=spacing, stride=steps)
-        return columns.view(len(x), groups, -1, columns.shape[-1]).transpose(2, 3)
-
-    return unfold
-
-
-def margins_of(padding: Size | str, kernel: tuple[int, int], spacing: tuple[int, int], axes: int) -> list[int]:
-    """Return the numbers of zeros around an image: left, right, top, bottom."""
-    if padding == "valid":
-        return [0, 0, 0, 0]
-    if isinstance(padding, str):
-        extra = [gap * (size - 1) for gap, size in zip(spacing, kernel, strict=True)]
-        return [extra[1] // 2, extra[1] - extra[1] // 2, extra[0] // 2, extra[0] - extra[0] // 2]
-    vertical, horizontal = pair(padding, axes)
-    return [horizontal, horizontal, vertical, vertical]
-
-
-def tokens(index: Tensor, grad: Tensor, padding: int | None, sparse: bool) -> Lookup:
-    """Return the lookups of an embedding: index n × …, grad n × … × columns."""
-    sample = torch.arange(len(index), device=index.device).repeat_interleave(index[:1].numel())
-    return without_padding(Lookup(sample, index.flatten(), grad.reshape(-1, grad.shape[-1]), sparse), padding)
-
-
-def bags(
-    index: Tensor,
-    offsets: Tensor | None,
-    weights: Tensor | None,
-    grad: Tensor,
-    mean: bool,
-    padding: int | None,
-    sparse: bool,
-) -> Lookup:
-    """Return the lookups of bags: each bag is a sample, and its gradient goes to all rows in it."""
-    if offsets is None:
-        bag = torch.arange(len(index), device=index.device).repeat_interleave(index[:1].numel())
-    else:
-        positions = torch.arange(len(index), device=index.device)
-        bag = torch.searchsorted(offsets, positions, right=True) - 1
-    share = torch.ones(bag.shape, dtype=grad.dtype, device=grad.device)
-    if weights is not None:
-        share = weights.flatten().to(grad.dtype)
-    kept = without_padding(Lookup(bag, index.flatten(), share[:, None], sparse), padding)
-    share = kept.grads
-    if mean:
-        share = share / torch.bincount(kept.sample, minlength=len(grad))[kept.sample][:, None]
-    return kept._replace(grads=grad[kept.sample] * share)
-
-
-def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
-    """Return the lookups without those of the padding row, which gets no gradient."""
-    if padding is None:
-        return lookup
-    keep = lookup.row != padding
-    return Lookup(lookup.sample[keep], lookup.row[keep], lookup.grads[keep], lookup.sparse)
-
-
-Layout = Callable[[Tensor], Tensor]
-"""Brings the axis of the samples to the front."""
-
-
-Build = Callable[[Tensor], Term]
-"""Makes a term of the gradient of the function's output."""
-
-
-class Capture(NamedTuple):
-    """What to keep of one function call."""
-
-    samples: int
-    builders: list[tuple[Tensor | None, Build]]
-    """The parameters, some of which may be missing, and how their terms come about."""
-    may_be_shared: bool = False
-    """Whether all samples may share the input, as they do positions."""
+# --- linear layers and convolutions ---------------------------------------------------------------------------------
 
 
 def linear(layout: Layout, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Capture:
-    if input.dim() < 2:
-        raise no_samples("linear", input)
+    check_axes("linear", input, 2)
     x = layout(input.detach())
     count, positions = x.shape[0], math.prod(x.shape[1:-1])
 
@@ -139,9 +76,10 @@ def linear(layout: Layout, input: Tensor, weight: Tensor, bias: Tensor | None = 
         grads = precise(layout(grad), weight).reshape(count, 1, positions, grad.shape[-1])
         return Outer(inputs, grads.transpose(2, 3))
 
-    return Capture(
-        count, [(weight, of_weight), (bias, lambda grad: Explicit(trailing(precise(layout(grad), weight), 1)))]
-    )
+    def of_bias(grad: Tensor) -> Term:
+        return Explicit(trailing(1)(precise(layout(grad), weight)))
+
+    return Capture(count, [(weight, of_weight), (bias, of_bias)])
 
 
 def convolution(
@@ -154,8 +92,7 @@ def convolution(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Capture:
-    if input.dim() < weight.dim():
-        raise no_samples("a convolution", input)
+    check_axes("a convolution", input, weight.dim())
     x = input.detach()
 
     def of_weight(grad: Tensor) -> Term:
@@ -163,6 +100,40 @@ def convolution(
         return Outer(precise(x, weight), grads, unfolder(weight, stride, padding, dilation, groups))
 
     return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(per_channel(precise(grad, weight))))])
+
+
+def unfolder(
+    weight: Tensor, stride: Size, padding: Size | str, dilation: Size, groups: int
+) -> Callable[[Tensor], Tensor]:
+    """Return a function from inputs to n × groups × positions × (channels of the group · kernel).
+
+    A convolution over time is one over an image of height 1.
+    """
+    axes = weight.dim() - 2
+    kernel, steps, spacing = (pair(size, axes, 1) for size in (weight.shape[2:], stride, dilation))
+    if isinstance(padding, str):
+        extra = [gap * (size - 1) if padding == "same" else 0 for gap, size in zip(spacing, kernel, strict=True)]
+    else:
+        extra = [2 * margin for margin in pair(padding, axes, 0)]
+    top, left = (each // 2 for each in extra)
+
+    def unfold(x: Tensor) -> Tensor:
+        image = x.unsqueeze(2) if axes == 1 else x
+        padded = F.pad(image, (left, extra[1] - left, top, extra[0] - top))
+        columns = F.unfold(padded, kernel, dilation=spacing, stride=steps)
+        return columns.view(len(x), groups, -1, columns.shape[-1]).transpose(2, 3)
+
+    return unfold
+
+
+def pair(size: Size, axes: int, missing: int) -> tuple[int, int]:
+    """Return a setting for both image axes; `missing` is that of the height of a convolution over time."""
+    values = (size,) if isinstance(size, int) else tuple(size)
+    height, width = (values * 2)[:2] if axes == 2 else (missing, values[0])
+    return height, width
+
+
+# --- embeddings -----------------------------------------------------------------------------------------------------
 
 
 def embedding(
@@ -176,13 +147,13 @@ def embedding(
     sparse: bool = False,
 ) -> Capture:
     refuse_frequencies(scale_grad_by_freq)
-    if input.dim() < 1:
-        raise no_samples("embedding", input)
+    check_axes("embedding", input, 1)
     index = input.detach().long()
     padding = None if padding_idx is None else padding_idx % len(weight)
 
     def of_weight(grad: Tensor) -> Term:
-        return tokens(index, precise(grad, weight), padding, sparse)
+        grads = precise(grad, weight).reshape(-1, grad.shape[-1])
+        return without_padding(Lookup(sample_of(index), index.flatten(), grads, sparse), padding)
 
     return Capture(len(index), [(weight, of_weight)], may_be_shared=len(index) > 1)
 
@@ -206,13 +177,64 @@ def embedding_bag(
         raise SampleError("embedding_bag with mode='max' is not supported; use mode='sum' or mode='mean'")
     index = input.detach().long()
     padding = None if padding_idx is None else padding_idx % len(weight)
-    weights = None if per_sample_weights is None else per_sample_weights.detach()
+    factors = (
+        torch.ones(index.shape, device=index.device) if per_sample_weights is None else per_sample_weights.detach()
+    )
+    if offsets is None:
+        count, bag = len(index), sample_of(index)
+    else:
+        count = len(offsets) - include_last_offset
+        bag = torch.searchsorted(offsets, torch.arange(len(index), device=index.device), right=True) - 1
 
     def of_weight(grad: Tensor) -> Term:
-        return bags(index, offsets, weights, precise(grad, weight), mode == "mean", padding, sparse)
+        # the gradient of a bag goes to all rows in it
+        grads = precise(grad, weight)
+        lookup = without_padding(Lookup(bag, index.flatten(), factors.flatten()[:, None].to(grads), sparse), padding)
+        sizes = torch.bincount(lookup.sample, minlength=len(grads))[lookup.sample][:, None] if mode == "mean" else 1
+        return lookup._replace(grads=grads[lookup.sample] * (lookup.grads / sizes))
 
-    count = len(input) if offsets is None else len(offsets) - include_last_offset
     return Capture(count, [(weight, of_weight)])
+
+
+def sample_of(index: Tensor) -> Tensor:
+    """Return the sample that each index belongs to; samples are the first axis."""
+    return torch.arange(len(index), device=index.device).repeat_interleave(index[:1].numel())
+
+
+def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
+    """Return the lookups without those of the padding row, which gets no gradient."""
+    if padding is None:
+        return lookup
+    keep = lookup.row != padding
+    return Lookup(lookup.sample[keep], lookup.row[keep], lookup.grads[keep], lookup.sparse)
+
+
+def refuse_frequencies(scale_grad_by_freq: bool) -> None:
+    if scale_grad_by_freq:
+        raise SampleError("scale_grad_by_freq=True makes a sample's gradient depend on the others; turn it off")
+
+
+# --- normalization --------------------------------------------------------------------------------------------------
+
+
+def norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, normed: Layout, reduce: Callable[[Tensor], Tensor]
+) -> Capture:
+    """Capture a normalization.
+
+    Args:
+        input: its input.
+        weight: factor on the normalized input.
+        bias: offset.
+        normed: normalizes an input.
+        reduce: sums a gradient of the output over the axes that the parameters do not have.
+    """
+    x = input.detach()
+
+    def of_weight(grad: Tensor) -> Term:
+        return Explicit(reduce(precise(grad, weight) * normed(precise(x, weight))))
+
+    return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(reduce(precise(grad, bias))))])
 
 
 def layer_norm(
@@ -224,7 +246,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Capture:
     shape = list(normalized_shape)
-    return trailing_norm(input, shape, weight, bias, lambda x: F.layer_norm(x, shape, eps=eps))
+    check_axes("a norm", input, len(shape) + 1)
+    return norm(input, weight, bias, lambda x: F.layer_norm(x, shape, eps=eps), trailing(len(shape)))
 
 
 def rms_norm(
@@ -235,21 +258,8 @@ def rms_norm(
     eps: float | None = None,
 ) -> Capture:
     shape = list(normalized_shape)
-    return trailing_norm(input, shape, weight, None, lambda x: F.rms_norm(x, shape, eps=eps))
-
-
-def trailing_norm(
-    input: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, normed: Callable[[Tensor], Tensor]
-) -> Capture:
-    """Capture a norm whose parameters span the last axes."""
-    if input.dim() <= len(shape):
-        raise no_samples("a norm", input)
-    x, axes = input.detach(), len(shape)
-
-    def of_weight(grad: Tensor) -> Term:
-        return Explicit(trailing(precise(grad, weight) * normed(precise(x, weight)), axes))
-
-    return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(trailing(precise(grad, bias), axes)))])
+    check_axes("a norm", input, len(shape) + 1)
+    return norm(input, weight, None, lambda x: F.rms_norm(x, shape, eps=eps), trailing(len(shape)))
 
 
 def group_norm(
@@ -260,7 +270,7 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Capture:
-    return channel_norm(input, weight, bias, lambda x: F.group_norm(x, num_groups, eps=eps))
+    return norm(input, weight, bias, lambda x: F.group_norm(x, num_groups, eps=eps), per_channel)
 
 
 def batch_norm(
@@ -274,38 +284,10 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Capture:
-    # statistics are copied as they may go on changing before the gradient arrives
+    """Capture batch normalization with fixed statistics, as in evaluation, where samples do not mix."""
+    # copies, since statistics may change before the gradient arrives
     mean, var = running_mean.detach().clone(), running_var.detach().clone()
-    return channel_norm(input, weight, bias, lambda x: normed_by(x, mean, var, eps))
-
-
-def channel_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, normed: Callable[[Tensor], Tensor]
-) -> Capture:
-    """Capture a norm whose parameters span the channels."""
-    x = input.detach()
-
-    def of_weight(grad: Tensor) -> Term:
-        return Explicit(per_channel(precise(grad, weight) * normed(precise(x, weight))))
-
-    return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(per_channel(precise(grad, bias))))])
-
-
-def precise(captured: Tensor, param: Tensor | None) -> Tensor:
-    """Return a tensor in the precision of the parameter's sums."""
-    return captured if param is None else captured.to(sum_dtype(param.dtype))
-
-
-def no_samples(where: str, input: Tensor) -> SampleError:
-    return SampleError(
-        f"{where} was called with an input of shape {tuple(input.shape)}, which has no axis for the samples; "
-        "the first axis of every layer's input must be the batch"
-    )
-
-
-def refuse_frequencies(scale_grad_by_freq: bool) -> None:
-    if scale_grad_by_freq:
-        raise SampleError("scale_grad_by_freq=True makes a sample's gradient depend on the others; turn it off")
+    return norm(input, weight, bias, lambda x: F.batch_norm(x, mean.to(x), var.to(x), eps=eps), per_channel)
 
 
 HANDLERS: dict[Any, Callable[..., Capture]] = {

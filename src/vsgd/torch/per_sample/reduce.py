@@ -1,4 +1,4 @@
-"""Sums over samples, from their factors where possible, otherwise from gradients that are written out in tiles."""
+"""Compute sums over samples, from their factors where possible, otherwise from gradients written out in tiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vsgd.eigenbasis import Basis, into
 from vsgd.jit import cached_jit
-from vsgd.torch.per_sample.fallback import Call
+from vsgd.torch.per_sample.fallback import Recording
 from vsgd.torch.per_sample.terms import (
     Lookup,
     Outer,
@@ -25,7 +25,6 @@ from vsgd.torch.per_sample.terms import (
     SampleError,
     SampleSums,
     Term,
-    Terms,
     add_rows,
     empty_sums,
     lookups_in,
@@ -33,17 +32,21 @@ from vsgd.torch.per_sample.terms import (
     of_samples,
     rotated,
     stacked_rows,
-    sum_dtype,
     total,
     written_out,
 )
 
 WIDTH = 256
-"""Columns of a block. A constant, so that the compiler knows how far apart the halves of a packed row are."""
-
+"""Columns of a block. A constant, so that the compiler knows the distance between the halves of a packed row."""
 
 DEPTH = 128
 """Samples of a block. Two packed copies of WIDTH columns of each, 256 kB in all, stay in the second-level cache."""
+
+TILE = 2**20
+"""Numbers in a temporary tensor, whatever the sizes of the batch and of the parameter. A few exist at once."""
+
+ROUNDING = 30.0
+"""Error of a gradient that cancels to zero, in machine epsilons of the largest gradient in the model."""
 
 
 def accumulate(
@@ -59,12 +62,12 @@ def accumulate(
 ) -> None:
     """Fill the rows first … last of the results. Inputs are samples × columns, grads are rows × samples.
 
-    Both inputs of a sample are packed side by side, and so are the sums, which leaves the compiler few enough
-    pointers to prove that nothing overlaps; otherwise it does not vectorise. Samples are taken four at a time, and
-    those whose output gradients are zero at both points (half of them behind a ReLU) are left out.
+    Both inputs of a sample are packed side by side, and so are the sums. The compiler then has few enough pointers to
+    prove that nothing overlaps; otherwise it does not vectorize. Samples are taken four at a time. Those whose output
+    gradients are zero at both points, as half of them are after a ReLU, are skipped.
     """
     samples, columns = inputs.shape
-    packed = np.empty(DEPTH * 2 * WIDTH, inputs.dtype)
+    packed = np.empty((DEPTH, 2 * WIDTH), inputs.dtype)
     sums = np.empty(3 * WIDTH, inputs.dtype)
     active = np.empty(DEPTH, np.int64)
     for left in range(0, columns, WIDTH):
@@ -73,35 +76,22 @@ def accumulate(
             depth = min(DEPTH, samples - top)
             packed[:] = 0
             for j in range(depth):
-                start = j * 2 * WIDTH
-                packed[start : start + width] = inputs[top + j, left : left + width]
-                packed[start + WIDTH : start + WIDTH + width] = inputs_there[top + j, left : left + width]
+                packed[j, :width] = inputs[top + j, left : left + width]
+                packed[j, WIDTH : WIDTH + width] = inputs_there[top + j, left : left + width]
             for row in range(first, last):
+                b, c = grads[row, top : top + depth], grads_there[row, top : top + depth]
                 count = 0
                 for j in range(depth):
                     # no branch, which would be mispredicted half the time
                     active[count] = j
-                    count += (grads[row, top + j] != 0) | (grads_there[row, top + j] != 0)
+                    count += (b[j] != 0) | (c[j] != 0)
                 sums[:] = 0
                 whole = count - count % 4
                 for k in range(0, whole, 4):
                     j0, j1, j2, j3 = active[k], active[k + 1], active[k + 2], active[k + 3]
-                    b0, b1, b2, b3 = (
-                        grads[row, top + j0],
-                        grads[row, top + j1],
-                        grads[row, top + j2],
-                        grads[row, top + j3],
-                    )
-                    c0, c1, c2, c3 = (
-                        grads_there[row, top + j0],
-                        grads_there[row, top + j1],
-                        grads_there[row, top + j2],
-                        grads_there[row, top + j3],
-                    )
-                    a0 = packed[j0 * 2 * WIDTH : (j0 + 1) * 2 * WIDTH]
-                    a1 = packed[j1 * 2 * WIDTH : (j1 + 1) * 2 * WIDTH]
-                    a2 = packed[j2 * 2 * WIDTH : (j2 + 1) * 2 * WIDTH]
-                    a3 = packed[j3 * 2 * WIDTH : (j3 + 1) * 2 * WIDTH]
+                    b0, b1, b2, b3 = b[j0], b[j1], b[j2], b[j3]
+                    c0, c1, c2, c3 = c[j0], c[j1], c[j2], c[j3]
+                    a0, a1, a2, a3 = packed[j0], packed[j1], packed[j2], packed[j3]
                     for i in range(WIDTH):
                         g0 = b0 * a0[i]
                         d0 = g0 - c0 * a0[i + WIDTH]
@@ -115,9 +105,7 @@ def accumulate(
                         sums[i + WIDTH] += (abs(d0) + abs(d1)) + (abs(d2) + abs(d3))
                         sums[i + 2 * WIDTH] += (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)
                 for k in range(whole, count):
-                    j0 = active[k]
-                    b0, c0 = grads[row, top + j0], grads_there[row, top + j0]
-                    a0 = packed[j0 * 2 * WIDTH : (j0 + 1) * 2 * WIDTH]
+                    b0, c0, a0 = b[active[k]], c[active[k]], packed[active[k]]
                     for i in range(WIDTH):
                         g0 = b0 * a0[i]
                         d0 = g0 - c0 * a0[i + WIDTH]
@@ -137,7 +125,7 @@ def accumulate(
 
 @functools.cache
 def pool(threads: int) -> ThreadPoolExecutor:
-    """Return a pool of plain threads. Compiled code holds no lock, and the threads of torch are idle meanwhile."""
+    """Return a pool of threads. Compiled code holds no lock, and the threads of torch are idle meanwhile."""
     return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
 
 
@@ -163,8 +151,8 @@ def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_t
 def lookup_sums(table: Tensor, recordings: Sequence[Sequence[Lookup]]) -> SampleSums | RowSums:
     """Return the sums of the rows of a table. A row's count is the number of samples that looked it up.
 
-    A sample may look a row up several times, in several places: its gradient is the sum over all of them, so the
-    pairs (sample, row) are collected first. Two recordings need not look up the same rows.
+    A sample may look up a row several times. Its gradient is the sum over all of these lookups, so the pairs (sample,
+    row) are collected first. Two recordings may look up different rows.
     """
     lookups = list(chain(*recordings))
     pairs, place = torch.unique(
@@ -201,12 +189,23 @@ def spread(table: Tensor, rows: Tensor, touched: SampleSums) -> SampleSums:
     return whole
 
 
-TILE = 2**20
-"""Numbers in a temporary, whatever the sizes of the batch and of the parameter. A handful live at once."""
+def parameter_sums(
+    param: Tensor, terms: Sequence[Sequence[Placed]], count: int, basis: Basis | None = None
+) -> SampleSums | RowSums:
+    """Return the sums of one parameter.
 
-
-def parameter_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int) -> SampleSums | RowSums:
-    """Return the sums of one parameter, from its terms in one or two recordings."""
+    Args:
+        param: the parameter.
+        terms: its terms in one or two recordings.
+        count: number of samples.
+        basis: coordinates of the sums; default: those of the parameter.
+    """
+    if basis is not None:
+        factors = [[rotated(item, len(param), basis) for item in one] for one in terms]
+        if any(item is None for one in factors for item in one):  # gradients are rotated instead
+            recordings = [Recording(count, {param: list(one)}) for one in terms]
+            return written_sums([param], recordings, 1.0, {param: basis})[param]
+        terms = factors  # type: ignore[assignment]
     placed = list(chain(*terms))
     if all(isinstance(item.term, Lookup) for item in placed):
         return lookup_sums(param, [lookups_in(one) for one in terms])
@@ -217,26 +216,6 @@ def parameter_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int)
         parts = [covering(one, lo, hi) for one in terms]
         blocks.append(products(parts) or tiles(param[lo:hi], parts, count))
     return stacked_rows(blocks, param.shape)
-
-
-def rotated_sums(param: Tensor, terms: Sequence[Sequence[Placed]], count: int, basis: Basis) -> SampleSums | RowSums:
-    """Return `parameter_sums` in the coordinates of a basis, by rotated factors or by rotated gradients of samples."""
-    rows = len(param)
-    factors = [[rotated(item, rows, basis) for item in one] for one in terms]
-    if all(item is not None for one in factors for item in one):
-        return parameter_sums(param, factors, count)  # type: ignore[arg-type]
-    sums = empty_sums(param, pair=len(terms) > 1)
-    columns = param[0].numel()
-    for samples in slices(count, TILE // max(1, param.numel())):
-        length = samples.stop - samples.start
-        written = []
-        for one in terms:
-            grads = sums.grad_sq.new_zeros(length, rows, columns)
-            for lo, hi, term in one:
-                grads[:, lo:hi] += written_out(term, samples, columns)(slice(0, hi - lo))
-            written.append(into(grads, basis).clone())
-        add_rows(sums, ..., of_samples(*written))
-    return sums
 
 
 def covering(placed: Sequence[Placed], lo: int, hi: int) -> list[Term]:
@@ -257,7 +236,7 @@ def products(terms: list[list[Term]]) -> SampleSums | None:
 
 
 def single_factors(terms: list[Term]) -> tuple[Tensor, Tensor] | None:
-    """Return inputs n × columns and output gradients n × rows if there is nothing else, and both are on the CPU."""
+    """Return inputs n × columns and output gradients n × rows of a single outer product on the CPU; else None."""
     if len(terms) != 1 or not isinstance(terms[0], Outer) or terms[0].unfold is not None:
         return None
     inputs, grads = terms[0].inputs, terms[0].grads
@@ -289,17 +268,20 @@ def added_up(writers: list[Rows], part: slice, shape: tuple[int, ...], like: Ten
     return tile
 
 
-def replayed_sums(
-    params: list[Tensor],
-    recordings: list[tuple[Terms, list[Call]]],
-    count: int,
-    factor: float,
-    bases: dict[Tensor, Basis],
+def written_sums(
+    params: list[Tensor], recordings: Sequence[Recording], factor: float, bases: dict[Tensor, Basis]
 ) -> dict[Tensor, SampleSums | RowSums]:
-    """Return the sums of parameters of module calls that are replayed, some samples at a time."""
+    """Return sums by writing out the gradients of some samples at a time, as replays do.
+
+    Args:
+        params: the parameters, including all that module calls are replayed for.
+        recordings: one, or two of the same minibatch.
+        factor: factor on the gradients.
+        bases: coordinates of those parameters whose sums are wanted in other coordinates than their own.
+    """
     sums = {param: empty_sums(param, pair=len(recordings) > 1) for param in params}
-    for samples in slices(count, TILE // max(1, sum(param.numel() for param in params))):
-        written = [replayed_grads(params, terms, calls, samples) for terms, calls in recordings]
+    for samples in slices(recordings[0].count, TILE // max(1, sum(param.numel() for param in params))):
+        written = [recording.sample_grads(params, samples) for recording in recordings]
         for param in params:
             scaled = [grads[param].mul_(factor) for grads in written]
             if param in bases:
@@ -308,52 +290,33 @@ def replayed_sums(
     return dict(sums)
 
 
-def replayed_grads(params: list[Tensor], terms: Terms, calls: list[Call], samples: slice) -> dict[Tensor, Tensor]:
-    """Return gradients of some samples, from replays and from all other uses of the parameters."""
-    length = samples.stop - samples.start
-    grads = {p: torch.zeros(length, *p.shape, dtype=sum_dtype(p.dtype), device=p.device) for p in params}
-    for call in calls:
-        for param, part in call.sample_grads(samples).items():
-            grads[param] += part
-    for param in params:
-        for lo, hi, term in terms.get(param, []):
-            block = grads[param][:, lo:hi]
-            block += written_out(term, samples, block[:1, :1].numel())(slice(0, hi - lo)).view_as(block)
-    return grads
-
-
 def unfolded_size(term: Term) -> int:
-    """Return how many numbers the unfolded inputs of one sample are."""
+    """Return the number of elements of the unfolded inputs of one sample."""
     if not isinstance(term, Outer) or term.unfold is None:
         return 0
     return term.unfold(term.inputs[:1]).numel()
 
 
 def slices(length: int, step: int) -> Iterator[slice]:
-    """Cut a length into steps, of one at least."""
+    """Yield slices that cover a length, of `step` elements each, or of one if `step` is less."""
     step = max(1, step)
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
-ROUNDING = 30.0
-"""How many machine epsilons of the largest gradient in the model a gradient that cancels to zero may be off."""
-
-
 def check_totals(
-    terms: Terms,
-    calls: list[Call],
-    count: int,
-    received: dict[Tensor, Tensor | None],
-    names: dict[Tensor, str],
-    epsilon: float,
+    recording: Recording, received: dict[Tensor, Tensor | None], names: dict[Tensor, str], epsilon: float
 ) -> None:
-    """Raise unless Σ_j g_j is the gradient, for every parameter that received one."""
+    """Raise SampleError unless Σ_j g_j is the gradient, for every parameter that received one."""
     expected = {param: grad for param, grad in received.items() if grad is not None}
-    replays = replayed_totals(terms, calls, count)
+    replayed = recording.replayed()
+    totals = {param: torch.zeros_like(param) for param in replayed}
+    for samples in slices(recording.count if replayed else 0, TILE // max(1, sum(p.numel() for p in replayed))):
+        for param, grads in recording.sample_grads(replayed, samples).items():
+            totals[param] += grads.sum(0)
     largest = max((largest_of(grad) for grad in expected.values()), default=0.0)
     for param, grad in expected.items():
-        found = replays[param] if param in replays else placed_total(param, terms[param], grad.is_sparse)
+        found = totals[param] if param in totals else placed_total(param, recording.terms[param], grad.is_sparse)
         off, size = largest_of(grad - found), largest_of(grad)
         eps = max(epsilon, torch.finfo(param.dtype).eps)
         if off > math.sqrt(eps) * size + ROUNDING * eps * largest:
@@ -365,6 +328,7 @@ def check_totals(
 
 
 def placed_total(param: Tensor, placed: list[Placed], sparse: bool) -> Tensor:
+    """Return Σ_j g_j of a parameter from its terms. It is sparse if that is wanted, and all terms are lookups."""
     if sparse and all(isinstance(item.term, Lookup) for item in placed):
         return torch.stack([total(item.term, param.shape) for item in placed]).sum(0)
     whole = torch.zeros_like(param)
@@ -372,15 +336,6 @@ def placed_total(param: Tensor, placed: list[Placed], sparse: bool) -> Tensor:
         part = total(term, whole[lo:hi].shape)
         whole[lo:hi] += part.to_dense() if part.is_sparse else part
     return whole
-
-
-def replayed_totals(terms: Terms, calls: list[Call], count: int) -> dict[Tensor, Tensor]:
-    params = list(dict.fromkeys(param for call in calls for param in call.params))
-    totals = {param: torch.zeros_like(param) for param in params}
-    for samples in slices(count, TILE // max(1, sum(param.numel() for param in params))) if params else ():
-        for param, grads in replayed_grads(params, terms, calls, samples).items():
-            totals[param] += grads.sum(0)
-    return totals
 
 
 def largest_of(tensor: Tensor) -> float:

@@ -1,13 +1,13 @@
-"""Forms in which backpropagation leaves the gradients of single samples, and the sums that are wanted of them.
+"""Per-sample gradients in the forms in which backpropagation computes them, and sums over samples.
 
-A parameter is seen as a matrix: its leading axis is the rows, all others are the columns.
+A parameter is viewed as a matrix: its first axis is the rows, all others are the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from vsgd.eigenbasis import Basis, into
 
 
 class SampleError(RuntimeError):
-    """The gradients of single samples cannot be told from this recording; the message says why and what to do."""
+    """Per-sample gradients cannot be computed from this recording. The message says why, and what to do."""
 
 
 class Outer(NamedTuple):
@@ -27,11 +27,11 @@ class Outer(NamedTuple):
     grads: Tensor
     """n × groups × rows × positions"""
     unfold: Callable[[Tensor], Tensor] | None = None
-    """Spreads the inputs out, for some samples at a time, where that takes more room than the inputs themselves."""
+    """Unfolds the inputs of some samples at a time, where unfolded inputs take more memory than the inputs."""
 
 
 class Explicit(NamedTuple):
-    """g_j itself, n × parameter: where it is no larger than the activations, as for biases and norms."""
+    """g_j itself, n × parameter. It is no larger than the activations for biases and norms."""
 
     grads: Tensor
 
@@ -64,13 +64,11 @@ def lookups_in(placed: Sequence[Placed]) -> list[Lookup]:
 UNFOLDED_AT_ONCE = 16
 """Samples to unfold at a time where no exact limit on memory is needed."""
 
-
 Terms = dict[Tensor, list[Placed]]
-"""All that parameters went into."""
-
+"""The terms of each parameter."""
 
 Rows = Callable[[slice], Tensor]
-"""Gives the gradients of some samples and some rows: samples × rows × columns."""
+"""Returns gradients for a range of rows: samples × rows × columns."""
 
 
 def unfolded(term: Outer, samples: slice) -> tuple[Tensor, Tensor]:
@@ -119,13 +117,17 @@ def narrowed(placed: Placed, lo: int, hi: int) -> Term:
     return term._replace(sample=term.sample[inside], row=term.row[inside] - rows.start, grads=term.grads[inside])
 
 
-def scaled(placed: Placed, factor: float) -> Placed:
-    """Return the same term of gradients that are `factor` times as large."""
-    return placed._replace(term=placed.term._replace(grads=placed.term.grads * factor))
+def scaled(placed: Placed, factor: float | Tensor) -> Placed:
+    """Return the term with gradients multiplied by a factor, or by one factor for each sample."""
+    term = placed.term
+    if isinstance(factor, Tensor):
+        factor = factor[term.sample] if isinstance(term, Lookup) else factor
+        factor = factor.to(term.grads.dtype).view(-1, *[1] * (term.grads.dim() - 1))
+    return placed._replace(term=term._replace(grads=term.grads * factor))
 
 
 def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
-    """Return the term in other coordinates: b_j a_jᵀ becomes (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ. None if it has no such factors."""
+    """Return the term in the coordinates of a basis, (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ for b_j a_jᵀ; None without such factors."""
     term = placed.term
     if not isinstance(term, Outer) or term.grads.shape[1] > 1 or (placed.lo, placed.hi) != (0, rows):
         return None
@@ -138,7 +140,7 @@ def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
 
 
 def total(term: Term, shape: torch.Size) -> Tensor:
-    """Return Σ_j g_j, which must be the gradient that backpropagation has computed."""
+    """Return Σ_j g_j of a term."""
     if isinstance(term, Explicit):
         return term.grads.sum(0).view(shape)
     if isinstance(term, Outer):
@@ -163,12 +165,12 @@ class SampleSums(NamedTuple):
     """Σ_j |g_j − g'_j|, if there was a second recording"""
     diff_sq: Tensor | None
     """Σ_j (g_j − g'_j)²"""
-    count: Tensor | None  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
-    """How many samples took part: None for all, otherwise one number per row, shaped to broadcast."""
+    count: Tensor | None  # type: ignore[assignment]  # hides tuple.count, which is not used
+    """Number of samples with a gradient: None for all, otherwise one number per row, shaped to broadcast."""
 
 
 class RowSums(NamedTuple):
-    """The sums of the rows of a sparse table that were looked up; all other rows' sums are zero."""
+    """Sums of the rows of a sparse table that were looked up. The sums of other rows are zero."""
 
     rows: Tensor
     sums: SampleSums
@@ -198,15 +200,14 @@ def of_samples(here: Tensor, there: Tensor | None = None) -> SampleSums:
 
 
 def stacked_rows(blocks: list[SampleSums], shape: torch.Size) -> SampleSums:
-    """Return the sums of all rows from those of consecutive ones."""
+    """Return the sums of all rows from the sums of consecutive blocks of rows."""
 
-    def stack(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-        given = [part.reshape(-1, *shape[1:]) for part in parts if part is not None]
-        return None if not given else given[0] if len(given) == 1 else torch.cat(given)
+    def stack(name: str) -> Any:
+        parts = [part for block in blocks if (part := getattr(block, name)) is not None]
+        rows = [part.reshape(-1, *shape[1:]) for part in parts]
+        return torch.cat(rows) if len(rows) > 1 else rows[0] if rows else None
 
-    grad_sq, diff_abs, diff_sq, count = map(stack, zip(*blocks, strict=True))
-    assert grad_sq is not None
-    return SampleSums(grad_sq, diff_abs, diff_sq, count)
+    return SampleSums(*map(stack, SampleSums._fields))
 
 
 def add_rows(total: SampleSums, rows: slice | EllipsisType, part: SampleSums) -> None:

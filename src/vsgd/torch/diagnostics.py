@@ -1,4 +1,4 @@
-"""Diagnosis of the optimizer: rates, memory and noise of each tensor, and the batch size worth using."""
+"""Report rates, memory and noise of each tensor, and the batch size worth using."""
 
 from __future__ import annotations
 
@@ -26,62 +26,74 @@ if TYPE_CHECKING:
     from vsgd.torch.optimizer import VSGD
 
 QUANTILE_SAMPLE = 1_000_000
-"""Quantiles of larger tensors are computed from this many of their coordinates, evenly spread."""
-
+"""Quantiles of larger tensors are computed from this number of their coordinates, evenly spread."""
 
 NO_EFFECT = "no effect on the loss: the gradient is rounding"
-"""Shown for a bias before BatchNorm, for example. Its rate, which means nothing, is shown as 0."""
+"""Shown for a bias before BatchNorm, for example. Its rate has no meaning and is shown as 0."""
 
 
 class Quantiles(NamedTuple):
+    """The 5 %, 50 % and 95 % quantiles over the coordinates of a tensor."""
+
     low: float
-    """Five in a hundred coordinates are below."""
     median: float
     high: float
-    """Five in a hundred are above."""
 
 
 class TensorInfo(NamedTuple):
+    """Values of one tensor.
+
+    Attributes:
+        name: name of the tensor.
+        coordinates: number of coordinates that have seen enough samples to learn.
+        basis: the coordinates in which the tensor learns.
+        rate: learning rates.
+        memory: τ, in samples.
+        signal_to_noise: ḡ² / σ² of a single sample.
+        outliers: fraction of coordinates with an outlier in the last minibatch.
+        weight_decay: estimated strength λ of the penalty ½λ‖θ‖², in the unit of the curvature; 0 if not estimated.
+        effective_parameters: γ = Σ h / (h + λ), the number of coordinates that the data determine.
+    """
+
     name: str
     coordinates: int
-    """Those that have seen enough samples to learn."""
     basis: str
-    """What was rotated, and why not all of it."""
     rate: Quantiles
     memory: Quantiles
     signal_to_noise: Quantiles
-    """ḡ² / σ² of a single sample."""
     outliers: float
-    """The share of coordinates that found the last minibatch unusual."""
     weight_decay: float
-    """Estimated strength λ of the penalty ½λ‖θ‖², in the unit of the curvature; 0 if it is not estimated."""
     effective_parameters: float
-    """γ = Σ h / (h + λ): the number of coordinates that the data determine."""
 
 
 class Diagnosis(NamedTuple):
+    """Values of the optimizer that `VSGD.info` returns. `print` shows them as a table.
+
+    Attributes:
+        tensors: values of each tensor that learns.
+        noise_scale: tr Σ / |G|², about the number of samples at which a batch is as much signal as noise. It is
+            computed from the samples of the last steps, and infinite if their signal is not significantly above zero.
+            If a step is one sample, it is a rough upper estimate, Σσ² / Σḡ².
+        samples_per_step: number of samples of a step.
+        skipped: number of steps skipped because a value was not finite.
+        sample: what a sample is, in the plural, for example "micro-batches"; "samples" are rows of the minibatch.
+        parameters: number of coordinates that have state, in this process if parameters are sharded.
+        state_bytes: memory of the tensors in `opt.state`, which a checkpoint contains.
+        buffer_bytes: further memory between steps: averaged weights, and buffers for gradients of many tensors.
+    """
+
     tensors: list[TensorInfo]
     noise_scale: float
-    """tr Σ / |G|²: about the number of samples at which a batch is as much signal as noise.
-
-    From the samples of the last steps; infinite if these cannot tell the signal from zero. If a step is one sample,
-    a rough upper estimate, Σσ² / Σḡ².
-    """
     samples_per_step: float
     skipped: int
-    """Steps left out because something was not finite."""
     sample: str
-    """What a sample is, in the plural: "samples" are rows of the minibatch; otherwise micro-batches, for instance."""
     parameters: int
-    """Coordinates that have state, those of this process if parameters are sharded."""
     state_bytes: int
-    """Memory of the tensors in `opt.state`, which are what a checkpoint holds."""
     buffer_bytes: int
-    """Further memory that is kept between steps: averaged weights, and buffers for gradients of many tensors."""
 
     @property
     def batch_worth_using(self) -> float:
-        """Noise scale in present batches: larger ones mostly repeat themselves, smaller ones are mostly noise."""
+        """Return the noise scale in units of the current batch size. Larger batches are mostly redundant."""
         return self.noise_scale / self.samples_per_step
 
     def __str__(self) -> str:
@@ -96,69 +108,52 @@ class Diagnosis(NamedTuple):
         head = f"{'tensor':<{width}}" + "".join(f"{title:>13}" for title in titles)
         if not self.tensors:
             tail = "still starting: no tensor has learned yet"
-        elif self.samples_per_step == 1:  # the averages of a single sample cannot show how small the signal is
+        elif self.samples_per_step == 1:
             tail = "the batch size worth using is known with several samples a step: per_sample, or micro-batches"
         elif math.isinf(self.noise_scale):
-            tail = "the gradient is lost in noise: larger batches would help, how much larger cannot be told"
+            tail = "the gradient is much smaller than its noise: larger batches would help, by an unknown factor"
         else:
             batches = self.batch_worth_using
-            tail = f"noise scale {self.noise_scale:.3g} {self.sample}, {batches:.3g} times the present batch"
-        return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped", self._memory_line()])
-
-    def _memory_line(self) -> str:
+            tail = f"noise scale {self.noise_scale:.3g} {self.sample}, {batches:.3g} times the current batch"
         sizes = {"state": self.state_bytes, "buffers": self.buffer_bytes}
-        parameters = max(1, self.parameters)
-        return "; ".join(f"{name} {size:,} bytes, {size / parameters:.1f} a parameter" for name, size in sizes.items())
+        per_parameter = {name: size / max(1, self.parameters) for name, size in sizes.items()}
+        memory = [f"{name} {size:,} bytes, {per_parameter[name]:.1f} a parameter" for name, size in sizes.items()]
+        return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped", "; ".join(memory)])
 
 
 def diagnose(
     groups: list[dict[str, Any]],
-    states: dict[Tensor, dict[str, Tensor]],
+    states: dict[Tensor, ParamState],
     outliers: dict[Tensor, Tensor],
     noise: Noise,
     sample: str,
     buffer_bytes: int,
 ) -> Diagnosis:
-    """Return the diagnosis. All but the noise is read off the state; training computes nothing else for it."""
-    tensors: list[TensorInfo] = []
-    norms_sq: list[float] = []
-    variance_sum, signal_sum = 0.0, 0.0
+    """Return the diagnosis. Training computes nothing for it except the noise.
+
+    Args:
+        groups: parameter groups.
+        states: state of each parameter.
+        outliers: number of outliers of each parameter in the last minibatch.
+        noise: noise of the last steps.
+        sample: what a sample is, in the plural.
+        buffer_bytes: memory of the optimizer besides its state.
+    """
+    found: list[tuple[TensorInfo, tuple[float, float, float]]] = []
     for number, group in enumerate(groups):
-        config = group["algorithm"]
-        uses_basis, scales = strategy_of(config).rotates(config), rates_of(group)
         for index, parameter in enumerate(group["params"]):
-            if not states.get(parameter):
-                continue
-            names = group.get("param_names")
-            saved = placed_like(parameter, states[parameter])
-            block = learning_coordinates(parameter, saved, group)
-            rule, state = rule_of(engine_for(parameter.device), config), block.state(block.seen)
-            sigma_sq = variance(state.mean.grad, state.mean.grad_sq)
-            strength, curv = decay_strengths(parameter, saved, block, group), state.mean.curv.abs()
-            variance_sum += float(sigma_sq.sum())
-            signal_sum += float((state.mean.grad**2).sum())
-            norms_sq.append(float(state.mean.grad_sq.sum()))
-            tensors.append(
-                TensorInfo(
-                    name=names[index] if names else f"group {number}, parameter {index}",
-                    coordinates=len(block.theta),
-                    basis=describe(parameter, saved) if uses_basis else "as it is",
-                    rate=_quantiles(learning_rates(block, group["samples"], rule, scales.horizon) * scales.lr),
-                    memory=_quantiles(state.memory),
-                    signal_to_noise=_quantiles(state.mean.grad**2 / (sigma_sq + config.epsilon)),
-                    outliers=float(outliers.get(parameter, 0)) / max(1, len(block.theta)),
-                    weight_decay=float(strength.mean()) if len(strength) else 0.0,
-                    effective_parameters=float((curv / (curv + spread(strength, block) + (curv == 0))).sum()),
-                )
-            )
-    scale = noise_scale(Noise(variance_sum, signal_sum))
+            if states.get(parameter):
+                names = group.get("param_names") or {index: f"group {number}, parameter {index}"}
+                count = float(outliers.get(parameter, 0))
+                found.append(tensor_info(names[index], parameter, states[parameter], group, count))
+    scale = noise_scale(Noise(sum(sums[0] for _, sums in found), sum(sums[1] for _, sums in found)))
     if noise.steps:
         scale = noise_scale(noise) if is_known(noise) else math.inf
-    least = ROUNDING**2 * max(norms_sq, default=0.0)
+    least = ROUNDING**2 * max((sums[2] for _, sums in found), default=0.0)
     return Diagnosis(
         tensors=[
-            tensor if norm_sq >= least else tensor._replace(rate=Quantiles(0.0, 0.0, 0.0), basis=NO_EFFECT)
-            for tensor, norm_sq in zip(tensors, norms_sq, strict=True)
+            info if sums[2] >= least else info._replace(rate=Quantiles(0.0, 0.0, 0.0), basis=NO_EFFECT)
+            for info, sums in found
         ],
         noise_scale=scale,
         samples_per_step=max(group["samples"] for group in groups),
@@ -168,6 +163,31 @@ def diagnose(
         state_bytes=sum(local_of(value).nbytes for state in states.values() for value in state.values()),
         buffer_bytes=buffer_bytes,
     )
+
+
+def tensor_info(
+    name: str, parameter: Tensor, state: ParamState, group: dict[str, Any], outliers: float
+) -> tuple[TensorInfo, tuple[float, float, float]]:
+    """Return the values of a tensor, and Σσ², Σḡ² and Σv̄ over its coordinates."""
+    config, scales = group["algorithm"], rates_of(group)
+    state = placed_like(parameter, state)
+    block = learning_coordinates(parameter, state, group)
+    mean, memory = block.state(block.seen)[:2]
+    rates = learning_rates(block, group["samples"], rule_of(engine_for(parameter.device), config), scales.horizon)
+    sigma_sq, signal, curv = variance(mean.grad, mean.grad_sq), mean.grad**2, mean.curv.abs()
+    strength = decay_strengths(parameter, state, block, group)
+    info = TensorInfo(
+        name=name,
+        coordinates=len(block.theta),
+        basis=describe(parameter, state) if strategy_of(config).rotates(config) else "not rotated",
+        rate=_quantiles(rates * scales.lr),
+        memory=_quantiles(memory),
+        signal_to_noise=_quantiles(signal / (sigma_sq + config.epsilon)),
+        outliers=outliers / max(1, len(block.theta)),
+        weight_decay=float(strength.mean()) if len(strength) else 0.0,
+        effective_parameters=float((curv / (curv + spread(strength, block) + (curv == 0))).sum()),
+    )
+    return info, (float(sigma_sq.sum()), float(signal.sum()), float(mean.grad_sq.sum()))
 
 
 def placed_like(parameter: Tensor, state: ParamState) -> ParamState:
@@ -184,7 +204,7 @@ def placed_like(parameter: Tensor, state: ParamState) -> ParamState:
     return result
 
 
-def decay_strengths(parameter: Tensor, state: dict[str, Tensor], block: Coordinates, group: dict[str, Any]) -> Tensor:
+def decay_strengths(parameter: Tensor, state: ParamState, block: Coordinates, group: dict[str, Any]) -> Tensor:
     """Return the estimated strength of weight decay of each segment; 0 if it is not estimated."""
     totals = block.total_columns()
     if not estimates_decay(group) or parameter.dim() < 2:
@@ -209,11 +229,15 @@ def step_number(param_groups: list[dict[str, Any]]) -> int:
 
 
 class TensorBoard:
-    """Write the diagnosis to a `SummaryWriter` after every `every` steps.
+    """Write the diagnosis to TensorBoard.
+
+        opt.register_step_post_hook(TensorBoard(SummaryWriter(), every=100))
 
     Steps are counted by the optimizer, so a run that resumes from a checkpoint continues the count.
 
-    opt.register_step_post_hook(TensorBoard(SummaryWriter(), every=100))
+    Args:
+        writer: a `SummaryWriter`.
+        every: number of steps between two writes.
     """
 
     def __init__(self, writer: Any, every: int = 100):
@@ -233,7 +257,14 @@ class TensorBoard:
 
 
 def plot(diagnosis: Diagnosis) -> Figure:
-    """Plot rates, memory and signal-to-noise of every tensor: the median, and the span of nine coordinates in ten."""
+    """Plot rates, memory and signal-to-noise ratio of every tensor: the median, and the 5 % and 95 % quantiles.
+
+    Args:
+        diagnosis: the result of `opt.info()`.
+
+    Returns:
+        A Matplotlib figure.
+    """
     from matplotlib.figure import Figure
 
     shown = [tensor for tensor in diagnosis.tensors if tensor.coordinates]
@@ -245,7 +276,7 @@ def plot(diagnosis: Diagnosis) -> Figure:
         axis.hlines(places, [max(q.low, 1e-12) for q in quantiles], [q.high for q in quantiles], color="#9db8d6", lw=6)
         axis.plot([q.median for q in quantiles], places, "o", color="#2563a8")
         axis.set(xscale="log", title=title)
-        axis.tick_params(axis="x", which="minor", labelbottom=False)  # they overlap where a span is short
+        axis.tick_params(axis="x", which="minor", labelbottom=False)  # they overlap on short axes
         axis.grid(alpha=0.25)
     figure.axes[0].set_yticks(list(places), [tensor.name for tensor in shown])
     figure.axes[0].invert_yaxis()

@@ -1,4 +1,4 @@
-"""The gradient noise scale B = tr Σ / |G|², and minibatches of the size that it suggests (footnote 1 of the paper).
+"""Estimate the gradient noise scale B = tr Σ / |G|², and choose minibatch sizes by it (footnote 1 of the paper).
 
 B is the number of samples whose mean gradient is as much signal as noise. With the rate of eq. 3 the expected gain of a
 step is proportional to |G|² n / (n + B), where n is the size of the minibatch and G the mean gradient. A step takes
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import Sampler
 
@@ -26,18 +27,18 @@ HORIZON = 20
 """Steps over which the noise is averaged."""
 
 CERTAIN = 2.0
-"""The signal is known if it is this many standard errors above zero."""
+"""The signal is known if it is at least this number of standard errors above zero."""
 
 
 class Noise(NamedTuple):
-    """Moving averages over steps. Products of gradients are averaged, not gradients, which turn from step to step."""
+    """Moving averages over steps of the variance and the signal of single steps."""
 
     variance: Array = 0.0
     """tr Σ of a single sample."""
     signal: Array = 0.0
     """|G|²"""
     signal_sq: Array = 0.0
-    """Of its square: what a step says of the signal is uncertain."""
+    """Average of squared estimates of |G|², from which their standard error is computed."""
     steps: int = 0
 
 
@@ -60,7 +61,7 @@ class StepNoise(NamedTuple):
     signal: Array
     """|G|²"""
     samples: float
-    """How many samples there were."""
+    """Number of samples."""
 
 
 def of_samples(mean_of_squares: Array, square_of_mean: Array, count: float) -> StepNoise:
@@ -70,39 +71,39 @@ def of_samples(mean_of_squares: Array, square_of_mean: Array, count: float) -> S
 
 
 def is_known(noise: Noise) -> bool:
-    """Return whether the signal is certainly above zero."""
+    """Return whether the signal is significantly above zero."""
     error_sq = variance(noise.signal, noise.signal_sq) / (2 * min(noise.steps, HORIZON) - 1)
     return bool(noise.signal > 0) and bool(noise.signal * noise.signal > CERTAIN * CERTAIN * error_sq)
 
 
 def noise_scale(noise: Noise) -> float:
-    """Return B = tr Σ / |G|²; infinite while the signal cannot be told from zero."""
+    """Return B = tr Σ / |G|²; infinite if the estimated signal is not positive."""
     return float(noise.variance / noise.signal) if noise.signal > 0 else math.inf
 
 
 # --- the size of a minibatch ------------------------------------------------------------------------------------------
 
 INTERVAL = 20
-"""Steps between decisions. Each at most doubles or halves the minibatch: statistics need some steps to follow."""
+"""Steps between decisions. A decision at most doubles or halves the minibatch, so that statistics can follow."""
 
 NEARLY = 0.8
 """Use the smallest minibatch that reaches this fraction of the largest gain. The maximum is flat, and the expected gain
 of a step assumes samples that are not seen again."""
 
 TIMED_STEPS = 51
-"""The newest steps of each size whose median is the time of a step."""
+"""Number of recent steps of each size whose median is the time of a step."""
 
 
 def fitted_time(seconds: Mapping[int, float]) -> tuple[float, float]:
     """Return a and b of a + b·n, by least squares of the relative error; neither is negative."""
-    weights = {n: 1 / s**2 for n, s in seconds.items()}
-    total = sum(weights.values())
-    mean_n, mean_s = (sum(w * v for w, v in zip(weights.values(), each, strict=True)) / total for each in
-                      (seconds.keys(), seconds.values()))  # fmt: skip
-    spread = sum(w * (n - mean_n) ** 2 for n, w in weights.items())
-    slope = sum(w * (n - mean_n) * (seconds[n] - mean_s) for n, w in weights.items()) / spread if spread else 0.0
-    slope = min(max(slope, 0.0), mean_s / mean_n)
-    return mean_s - slope * mean_n, slope
+    sizes, times = np.array(list(seconds), float), np.array(list(seconds.values()))
+    weights = times**-2
+    mean_size, mean_time = (float(np.average(each, weights=weights)) for each in (sizes, times))
+    off = sizes - mean_size
+    spread = np.average(off**2, weights=weights)
+    slope = float(np.average(off * (times - mean_time), weights=weights) / spread) if spread else 0.0
+    slope = min(max(slope, 0.0), mean_time / mean_size)
+    return mean_time - slope * mean_size, slope
 
 
 def gain_per_second(n: float, scale: float, fixed: float, each: float) -> float:
@@ -111,13 +112,13 @@ def gain_per_second(n: float, scale: float, fixed: float, each: float) -> float:
 
 
 def best_size(sizes: Sequence[int], scale: float, fixed: float, each: float) -> int:
-    """Return the smallest of these sizes that has nearly the largest gain per second."""
+    """Return the smallest of these sizes whose gain per second is at least `NEARLY` of the largest."""
     gains = {n: gain_per_second(n, scale, fixed, each) for n in sizes}
     return min(n for n, gain in gains.items() if gain >= NEARLY * max(gains.values()))
 
 
 def doublings(smallest: int, largest: int) -> list[int]:
-    """Return the sizes to choose from."""
+    """Return the sizes to choose from: `smallest`, its doubles, and `largest`."""
     return [*(smallest * 2**k for k in range(math.ceil(math.log2(largest / smallest)))), largest]
 
 
@@ -128,23 +129,27 @@ def next_size(present: int, wanted: float, smallest: int, largest: int) -> int:
 
 
 class BatchSizer(Sampler[list[int]]):
-    """A batch sampler whose minibatches have the size with the largest expected gain per second, measured on the way.
+    """Batch sampler that chooses the size of minibatches with the largest expected gain per second during training.
 
         sizer = BatchSizer(dataset, opt)
         for x, y in DataLoader(dataset, batch_sampler=sizer):
             opt.minimize([partial(loss, *half) for half in zip(x.chunk(2), y.chunk(2))])
 
     Each minibatch must be used for one step, and a step must have several samples: micro-batches, rows or processes.
-    What differs between them is noise. Gradients of consecutive steps would not do: where rates are optimal they are
-    orthogonal on average, however strong the signal is. Several processes share a minibatch: each draws its part.
+    Differences between them are noise. Differences between consecutive steps cannot replace them: with optimal rates
+    the gradients of these are orthogonal on average, however strong the signal is. Several processes share a
+    minibatch: each draws its part.
 
     Args:
-        data: the data set, of which only the length is asked.
+        data: the data set. Only its length is used.
         opt: the optimizer that takes the steps.
-        smallest: the size that a minibatch has at least, over all processes.
-        largest: at most, such as memory allows; default: a tenth of the data.
+        smallest: minimum size of a minibatch, over all processes.
+        largest: maximum size, for example what fits into memory; default: a tenth of the data.
         start: the first size.
-        seed: of the order of the samples; the same in all processes.
+        seed: seed of the order of the samples; the same in all processes.
+
+    Raises:
+        ValueError: if the data set is empty, or `smallest` is not between 1 and the maximum size.
     """
 
     def __init__(
@@ -158,7 +163,7 @@ class BatchSizer(Sampler[list[int]]):
         self._limits = smallest, limit
         self._length, self._opt, self._seed, self._epoch = len(data), opt, seed, 0
         self.size = min(max(start, smallest), limit)
-        """Of the next minibatch."""
+        """Size of the next minibatch."""
         self.noise = Noise()
         self._drawn: deque[int] = deque()
         self._ended: float | None = None
@@ -181,7 +186,7 @@ class BatchSizer(Sampler[list[int]]):
             start += size
 
     def seconds(self) -> dict[int, float]:
-        """Return the median time of a step, for each size so far."""
+        """Return the median time of a step, for each size that was used."""
         return {size: statistics.median(times) for size, times in self._seconds.items()}
 
     def _after_step(self, opt: VSGD, arguments: Any, keywords: Any) -> None:
@@ -191,18 +196,18 @@ class BatchSizer(Sampler[list[int]]):
         size = self._drawn.popleft()
         if self._ended is not None:
             self._seconds.setdefault(size, deque(maxlen=TIMED_STEPS)).append(now - self._ended)
-        self._notice(size, opt)
+        self._update_noise(size, opt)
         self._steps += 1
         if self._steps % INTERVAL == 0:
             self._decide()
         self._ended = time.perf_counter()
 
-    def _notice(self, size: int, opt: VSGD) -> None:
-        """Update the noise with that of the last step."""
+    def _update_noise(self, size: int, opt: VSGD) -> None:
+        """Update the noise with that of the last step. A skipped step has none."""
         found, before = opt.step_noise, self._skipped
         self._skipped = opt.param_groups[0]["skipped"]
         if self._skipped != before:
-            return  # something was not finite, and the noise is that of an earlier step
+            return
         if found is None:
             raise RuntimeError(
                 "BatchSizer measures the noise between the samples of a step, and this step was one sample: give "
@@ -216,7 +221,7 @@ class BatchSizer(Sampler[list[int]]):
     def _decide(self) -> None:
         """Choose the next size, from numbers that are the same in all processes."""
         seconds, processes = self.seconds(), self._opt.processes()
-        if not seconds:  # a pass over the data is one step, whose time is not known
+        if not seconds:  # each pass over the data is one step, which is not timed
             return
         sizes = sorted(seconds)
         rows = processes.numbers(
@@ -226,6 +231,6 @@ class BatchSizer(Sampler[list[int]]):
         fixed, each = fitted_time(dict(zip(sizes, times, strict=True)))
         smallest, largest = self._limits
         wanted = best_size(doublings(smallest, largest), noise_scale(Noise(variance, signal)), fixed, each)
-        if len(seconds) < 2:  # the time of a step is a line, and one point of it is known
+        if len(seconds) < 2:  # a line needs the times of two sizes
             wanted = largest if self.size < largest else smallest
         self.size = next_size(self.size, wanted, smallest, largest)

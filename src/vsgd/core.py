@@ -15,10 +15,26 @@ body of a fused loop. There, a float literal would convert float32 to float64, s
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-Array = Any
-"""A float, or an array of NumPy, torch or JAX with one entry per coordinate."""
+Values: TypeAlias = Any
+"""A number, or an array of NumPy, torch or JAX of any shape. The arguments of a function are broadcast.
+
+This and the following aliases are `Any` to a type checker: no static type covers the arithmetic of all these libraries.
+They document shapes.
+"""
+
+PerCoordinate: TypeAlias = Any
+"""`Values` with the shape of the parameters, or with a shape that is broadcast to it."""
+
+PerTensor: TypeAlias = Any
+"""`Values` with one entry per tensor: a number, an array of shape (tensors,), or one broadcast to the coordinates."""
+
+Scalar: TypeAlias = Any
+"""One number: a Python number, or an array of shape ()."""
+
+Mask: TypeAlias = Any
+"""`Values` that are booleans, 0 or 1."""
 
 
 class Moments(NamedTuple):
@@ -31,10 +47,10 @@ class Moments(NamedTuple):
         curv_sq: mean of their squares.
     """
 
-    grad: Array
-    grad_sq: Array
-    curv: Array
-    curv_sq: Array
+    grad: PerCoordinate
+    grad_sq: PerCoordinate
+    curv: PerCoordinate
+    curv_sq: PerCoordinate
 
 
 class State(NamedTuple):
@@ -47,8 +63,8 @@ class State(NamedTuple):
     """
 
     mean: Moments
-    memory: Array
-    seen: Array
+    memory: PerCoordinate
+    seen: PerCoordinate
 
 
 class Info(NamedTuple):
@@ -59,27 +75,27 @@ class Info(NamedTuple):
         outlier: whether the minibatch was an outlier in this coordinate.
     """
 
-    rate: Array
-    outlier: Array
+    rate: PerCoordinate
+    outlier: Mask
 
 
-def zero_state(theta: Array, memory: Array) -> State:
+def zero_state(theta: PerCoordinate, memory: float) -> State:
     """Return the state before the first sample, with the shape of `theta`."""
     zero = abs(theta - theta)
     return State(mean=Moments(zero, zero, zero, zero), memory=zero + memory, seen=zero)
 
 
-def variance(mean: Array, mean_sq: Array) -> Array:
+def variance(mean: Values, mean_sq: Values) -> Values:
     """Return E[x²] − E[x]². The absolute value is taken, since rounding can make it negative."""
     return abs(mean_sq - mean * mean)
 
 
-def signal_fraction(signal: Array, noise: Array) -> Array:
+def signal_fraction(signal: Values, noise: Values) -> Values:
     """Return signal / (signal + noise), the fraction of a squared gradient that is signal."""
     return signal / (signal + noise)
 
 
-def is_outlier(mean: Moments, batch: Moments, sigmas: Array, variance_floor: Array) -> Array:
+def is_outlier(mean: Moments, batch: Moments, sigmas: float, variance_floor: float) -> Mask:
     """Return whether the gradient or curvature of a minibatch is an outlier (section 5.3).
 
     An outlier is more than `sigmas` standard deviations from the moving average. A variance below `variance_floor`
@@ -92,32 +108,32 @@ def is_outlier(mean: Moments, batch: Moments, sigmas: Array, variance_floor: Arr
     return (grad_off * grad_off > sigmas * sigmas * grad_var) | (curv_off * curv_off > sigmas * sigmas * curv_var)
 
 
-def square_root(x: Array) -> Array:
+def square_root(x: Values) -> Values:
     """Return √x. JAX and numba compute it in the precision of x."""
     return x**0.5
 
 
-def larger(a: Array, b: Array) -> Array:
+def larger(a: Values, b: Values) -> Values:
     """Return the larger of two numbers."""
     return a + (b > a) * (b - a)
 
 
-def select(condition: Array, value: Array, otherwise: Array) -> Array:
+def select(condition: Mask, value: Values, otherwise: Values) -> Values:
     """Return `value` where the condition holds, and `otherwise` elsewhere. Both must be finite."""
     return condition * value + (condition == 0) * otherwise
 
 
-def clip(value: Array, limit: Array) -> Array:
+def clip(value: Values, limit: Values) -> Values:
     """Return the value, clipped to the range from −limit to limit."""
     return value + (value > limit) * (limit - value) - (value < -limit) * (limit + value)
 
 
-def ema(mean: Array, value: Array, weight: Array) -> Array:
+def ema(mean: Values, value: Values, weight: Values) -> Values:
     """Return the moving average after `value` is added with `weight`."""
     return mean + weight * (value - mean)
 
 
-def update_moments(mean: Moments, batch: Moments, weight: Array) -> Moments:
+def update_moments(mean: Moments, batch: Moments, weight: PerCoordinate) -> Moments:
     """Return the four moving averages after a minibatch is added with `weight`, usually 1/τ."""
     return Moments(
         grad=ema(mean.grad, batch.grad, weight),
@@ -127,13 +143,13 @@ def update_moments(mean: Moments, batch: Moments, weight: Array) -> Moments:
     )
 
 
-def bootstrap_weight(seen: Array, count: Array, bootstrap: Array) -> Array:
+def bootstrap_weight(seen: PerCoordinate, count: PerCoordinate, bootstrap: float) -> PerCoordinate:
     """Return the EMA weight with which the first samples are averaged equally; 0 after `bootstrap` samples."""
     total = seen + count
     return count / (total + (total == 0)) * (seen < bootstrap)
 
 
-def shorten_memory(memory: Array, fraction: Array, learning: Array) -> Array:
+def shorten_memory(memory: PerCoordinate, fraction: PerCoordinate, learning: Mask) -> PerCoordinate:
     """Return (1 − ḡ²/v̄) τ where `learning`, else τ. Old statistics count less after a large step.
 
     `fraction` is ḡ²/v̄. Algorithm 1 then adds 1 to τ.
@@ -141,13 +157,13 @@ def shorten_memory(memory: Array, fraction: Array, learning: Array) -> Array:
     return memory - learning * fraction * memory
 
 
-def memory_below_cap(memory: Array, seen: Array, min_cap: Array) -> Array:
+def memory_below_cap(memory: PerCoordinate, seen: PerCoordinate, min_cap: float) -> Mask:
     """Return whether τ ≤ max(min_cap, √seen). Squares are compared, so that no square root is needed."""
     square = memory * memory
     return (square <= min_cap * min_cap) | (square <= seen)
 
 
-def curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
+def curvature(grad: PerCoordinate, probed_grad: PerCoordinate, delta: PerCoordinate) -> PerCoordinate:
     """Return the finite-difference curvature h^fd = |(∇_θ − ∇_{θ+δ}) / δ| of one sample (eq. 6).
 
     Args:
@@ -164,12 +180,14 @@ def curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
     return abs((grad - probed_grad) / delta)
 
 
-def signed_curvature(grad: Array, probed_grad: Array, delta: Array) -> Array:
+def signed_curvature(grad: PerCoordinate, probed_grad: PerCoordinate, delta: PerCoordinate) -> PerCoordinate:
     """Return (∇_{θ+δ} − ∇_θ) / δ of one sample, which may be negative."""
     return (probed_grad - grad) / delta
 
 
-def measured_curvature(mean: Moments, diff: Array, diff_sq: Array, delta: Array) -> tuple[Array, Array]:
+def measured_curvature(
+    mean: Moments, diff: PerCoordinate, diff_sq: PerCoordinate, delta: PerCoordinate
+) -> tuple[PerCoordinate, PerCoordinate]:
     """Return the means of h^fd and of its square over samples.
 
     Where δ is zero in the precision of the parameter, nothing was measured, and the moving averages are returned.
@@ -185,7 +203,7 @@ def measured_curvature(mean: Moments, diff: Array, diff_sq: Array, delta: Array)
     return diff * inverse + vanished * mean.curv, diff_sq * inverse * inverse + vanished * mean.curv_sq
 
 
-def descend(theta: Array, step: Array, decay: Array) -> Array:
+def descend(theta: PerCoordinate, step: PerCoordinate, decay: PerCoordinate) -> PerCoordinate:
     """Return (θ − step) / (1 + decay), where decay = ηλ. This implicit form of weight decay is stable for all rates.
 
     The reciprocal is a number per tensor. Compiled loops compute it once.

@@ -16,9 +16,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from vsgd.core import Array, ema, larger
+from vsgd.core import Mask, Scalar, ema, larger
+
+Matrix: TypeAlias = Any
+"""A torch or JAX array of shape (…, rows, columns)."""
+
+Blocks: TypeAlias = Any
+"""A torch or JAX array of shape (…, blocks, size, size): the diagonal blocks of a basis or of a covariance."""
 
 DECAY = 0.95
 """Decay of the moving averages L and R per step."""
@@ -58,27 +64,27 @@ MEMORY_BOUND = 64
 class Basis(NamedTuple):
     """The bases Q and their covariances, for the left and for the right side; None for a side without a basis."""
 
-    left: Array
-    left_cov: Array
-    right: Array
-    right_cov: Array
+    left: Blocks
+    left_cov: Blocks
+    right: Blocks
+    right_cov: Blocks
 
 
-def into(values: Array, basis: Basis) -> Array:
+def into(values: Matrix, basis: Basis) -> Matrix:
     """Return Q_Lᵀ X Q_R for X of shape … × rows × columns."""
     if basis.left is not None:
         values = _left(values, basis.left, True)
     return values if basis.right is None else _right(values, basis.right, False)
 
 
-def back(values: Array, basis: Basis) -> Array:
+def back(values: Matrix, basis: Basis) -> Matrix:
     """Return Q_L X Q_Rᵀ for X of shape … × rows × columns."""
     if basis.left is not None:
         values = _left(values, basis.left, False)
     return values if basis.right is None else _right(values, basis.right, True)
 
 
-def _left(values: Array, q: Array, transposed: bool) -> Array:
+def _left(values: Matrix, q: Blocks, transposed: bool) -> Matrix:
     q = q[0] if q.shape[0] == 1 else q
     q = q.mT if transposed else q  # last, so that compilers make it part of the product
     if q.ndim == 2:
@@ -87,7 +93,7 @@ def _left(values: Array, q: Array, transposed: bool) -> Array:
     return (q @ blocks).reshape(values.shape)
 
 
-def _right(values: Array, q: Array, transposed: bool) -> Array:
+def _right(values: Matrix, q: Blocks, transposed: bool) -> Matrix:
     q = q[0] if q.shape[0] == 1 else q
     q = q.mT if transposed else q
     if q.ndim == 2:
@@ -96,17 +102,17 @@ def _right(values: Array, q: Array, transposed: bool) -> Array:
     return (blocks @ q).swapaxes(-3, -2).reshape(values.shape)
 
 
-def is_covariance_step(steps: Array) -> Array:
+def is_covariance_step(steps: Scalar) -> Mask:
     """Return whether a step updates the covariances. `steps` is the number of steps before it."""
     return (steps < FIRST_STEPS) | (steps % OBSERVE_INTERVAL == 0)
 
 
-def is_refresh_step(steps: Array) -> Array:
+def is_refresh_step(steps: Scalar) -> Mask:
     """Return whether a step updates the basis. Such a step also updates the covariances."""
     return (steps < FIRST_STEPS) | (steps % REFRESH_INTERVAL == 0)
 
 
-def updated_covariance(cov: Array, side: Array, steps: Array) -> Array:
+def updated_covariance(cov: Blocks, side: Matrix, steps: Scalar) -> Blocks:
     """Return a covariance after a gradient is added.
 
     Args:
@@ -118,14 +124,14 @@ def updated_covariance(cov: Array, side: Array, steps: Array) -> Array:
     return ema(cov, rows @ rows.mT, covariance_weight(steps))
 
 
-def covariance_weight(steps: Array) -> Array:
+def covariance_weight(steps: Scalar) -> Scalar:
     """Return the weight with which a gradient enters the covariances if `steps` came before it."""
     usual = (steps < FIRST_STEPS) * (1 - DECAY) + (steps >= FIRST_STEPS) * (1 - DECAY**OBSERVE_INTERVAL)
     plain = 1 / (steps + 1)
     return (plain > usual) * plain + (plain <= usual) * usual
 
 
-def rotated_basis(q: Array, cov: Array, xp: Any) -> Array:
+def rotated_basis(q: Blocks, cov: Blocks, xp: Any) -> Blocks:
     """Return a basis rotated towards the eigenvectors of its covariance by one power iteration.
 
     Both are … × blocks × size × size.

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from vsgd.core import Array
+from typing import Any, TypeAlias
+
+from vsgd.core import Scalar
+
+Gram: TypeAlias = Any
+"""An array of shape (samples, samples)."""
+
+PerSample: TypeAlias = Any
+"""An array of shape (samples,)."""
 
 
-def sample_weights(gram: Array) -> Array:
+def sample_weights(gram: Gram) -> PerSample:
     """Return the weight w_i of each sample (eq. 5): one over the number of samples whose gradients interfere with it.
 
     That number is a sum of absolute cosines. A sample whose gradient is zero has weight 0.
@@ -27,7 +35,7 @@ def sample_weights(gram: Array) -> Array:
     return (interference > 0) / (interference + (interference == 0))
 
 
-def effective_count(weights: Array) -> Array:
+def effective_count(weights: PerSample) -> Scalar:
     """Return the `count` of the learning rate for Σ w_i ∇⁽ⁱ⁾: n if all gradients are aligned, 1 if all are orthogonal.
 
     >>> import numpy as np

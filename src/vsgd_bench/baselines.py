@@ -7,20 +7,25 @@ state and the rate it used. Those that take a second gradient also say where, by
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from vsgd.algorithms import networks, paper
-from vsgd.core import Array, Moments, State
+from vsgd.core import Moments, PerCoordinate, State
 from vsgd_bench import one_coordinate
 
 NO_CURVATURE, SAMPLE_CURVATURE, FINITE_DIFFERENCES, SIGNED_DIFFERENCES = range(4)
 
 EPSILON = 1e-8
 
+Updated: TypeAlias = tuple[PerCoordinate, Any, PerCoordinate]
+"""Parameter and state after a step, and the rate of the step."""
 
-def no_probe(theta: Array, state: Any, grad: Array, count: Array, t: int, params: Any) -> Array:
+
+def no_probe(
+    theta: PerCoordinate, state: Any, grad: PerCoordinate, count: PerCoordinate, t: int, params: Any
+) -> PerCoordinate:
     return grad
 
 
@@ -47,11 +52,13 @@ class Decay(NamedTuple):
     decay: float
 
 
-def no_state(theta: Array, params: Any) -> Array:
+def no_state(theta: PerCoordinate, params: Any) -> PerCoordinate:
     return 0 * theta
 
 
-def sgd_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+def sgd_update(
+    theta: PerCoordinate, state: PerCoordinate, batch: Moments, count: PerCoordinate, t: int, params: Decay
+) -> Updated:
     eta = params.rate / (1 + params.decay * t)
     return theta - eta * batch.grad, state, eta
 
@@ -61,7 +68,9 @@ def sgd(rate: float, decay: float = 0.0) -> Algorithm:
     return Algorithm(f"SGD η={rate:g} γ={decay:g}", Decay(rate, decay), no_state, sgd_update)
 
 
-def adagrad_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+def adagrad_update(
+    theta: PerCoordinate, state: PerCoordinate, batch: Moments, count: PerCoordinate, t: int, params: Decay
+) -> Updated:
     total = state + batch.grad * batch.grad
     eta = params.rate / (total**0.5 + EPSILON)
     return theta - eta * batch.grad, total, eta
@@ -72,7 +81,9 @@ def adagrad(rate: float) -> Algorithm:
     return Algorithm(f"AdaGrad η={rate:g}", Decay(rate, 0.0), no_state, adagrad_update)
 
 
-def natural_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+def natural_update(
+    theta: PerCoordinate, state: PerCoordinate, batch: Moments, count: PerCoordinate, t: int, params: Decay
+) -> Updated:
     fisher = state + (batch.grad_sq - state) / (t + 1)
     eta = params.rate / (fisher + EPSILON)
     return theta - eta * batch.grad, fisher, eta
@@ -83,17 +94,21 @@ def natural_gradient(rate: float) -> Algorithm:
     return Algorithm(f"natural η={rate:g}", Decay(rate, 0.0), no_state, natural_update)
 
 
-def secant_state(theta: Array, params: Decay) -> Array:
+def secant_state(theta: PerCoordinate, params: Decay) -> PerCoordinate:
     return 0 * theta + 1 / params.rate
 
 
-def secant_probe(theta: Array, state: Array, grad: Array, count: Array, t: int, params: Decay) -> Array:
+def secant_probe(
+    theta: PerCoordinate, state: PerCoordinate, grad: PerCoordinate, count: PerCoordinate, t: int, params: Decay
+) -> PerCoordinate:
     """The step about to be taken: the secant is measured along it."""
     step = grad / (state * (1 + t))
     return EPSILON * (step <= 0) - EPSILON * (step > 0) - step
 
 
-def secant_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+def secant_update(
+    theta: PerCoordinate, state: PerCoordinate, batch: Moments, count: PerCoordinate, t: int, params: Decay
+) -> Updated:
     eta = 1 / (state * (1 + t))
     curvature = state + (batch.curv - state) * 2 / (t + 2)
     floor = 1 / (100 * params.rate)
@@ -111,15 +126,17 @@ def sgd_qn(rate: float = 1.0) -> Algorithm:
 
 
 class AdamState(NamedTuple):
-    mean: Array
-    square: Array
+    mean: PerCoordinate
+    square: PerCoordinate
 
 
-def adam_init(theta: Array, params: Decay) -> AdamState:
+def adam_init(theta: PerCoordinate, params: Decay) -> AdamState:
     return AdamState(mean=0 * theta, square=0 * theta)
 
 
-def adam_update(theta: Array, state: AdamState, batch: Moments, count: Array, t: int, params: Decay) -> Any:
+def adam_update(
+    theta: PerCoordinate, state: AdamState, batch: Moments, count: PerCoordinate, t: int, params: Decay
+) -> Updated:
     mean = 0.9 * state.mean + 0.1 * batch.grad
     square = 0.999 * state.square + 0.001 * batch.grad * batch.grad
     eta = params.rate / ((square / (1 - 0.999 ** (t + 1))) ** 0.5 + EPSILON)
@@ -136,7 +153,9 @@ class Truth(NamedTuple):
     noise: float
 
 
-def oracle_update(theta: Array, state: Array, batch: Moments, count: Array, t: int, params: Truth) -> Any:
+def oracle_update(
+    theta: PerCoordinate, state: PerCoordinate, batch: Moments, count: PerCoordinate, t: int, params: Truth
+) -> Updated:
     signal = theta * theta
     eta = signal / (signal + params.noise / (count + (count == 0))) / params.curvature
     return theta - eta * batch.grad, state, eta
@@ -147,11 +166,15 @@ def oracle(curvature: float, noise: float) -> Algorithm:
     return Algorithm("oracle", Truth(curvature, noise), no_state, oracle_update)
 
 
-def paper_probe(theta: Array, state: State, grad: Array, count: Array, t: int, params: paper.Paper) -> Array:
+def paper_probe(
+    theta: PerCoordinate, state: State, grad: PerCoordinate, count: PerCoordinate, t: int, params: paper.Paper
+) -> PerCoordinate:
     return paper.probe(state, grad, count, params)
 
 
-def paper_update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: paper.Paper) -> Any:
+def paper_update(
+    theta: PerCoordinate, state: State, batch: Moments, count: PerCoordinate, t: int, params: paper.Paper
+) -> Updated:
     theta, state, info = paper.update(theta, state, batch, count, params)
     return theta, state, info.rate
 
@@ -167,14 +190,24 @@ def vsgd(config: paper.Paper = paper.VSGD_2012) -> Algorithm:
 
 
 def networks_probe(
-    theta: Array, state: one_coordinate.State, grad: Array, count: Array, t: int, params: networks.Networks
-) -> Array:
+    theta: PerCoordinate,
+    state: one_coordinate.State,
+    grad: PerCoordinate,
+    count: PerCoordinate,
+    t: int,
+    params: networks.Networks,
+) -> PerCoordinate:
     return networks.probe(networks.probe_size(state.scale, params), networks.random_bit(np.int64(t), np.int64(0)))
 
 
 def networks_update(
-    theta: Array, state: one_coordinate.State, batch: Moments, count: Array, t: int, params: networks.Networks
-) -> Any:
+    theta: PerCoordinate,
+    state: one_coordinate.State,
+    batch: Moments,
+    count: PerCoordinate,
+    t: int,
+    params: networks.Networks,
+) -> Updated:
     """The default for a tensor of one coordinate. Where no second gradient is due, the curvature is the known one."""
     mean = state.inner.mean
     due = networks.probe_due((t - 1) % params.probe_interval, False, params) | (state.inner.seen < params.bootstrap)
@@ -205,7 +238,9 @@ def vsgd_networks(config: networks.Networks = networks.NETWORKS) -> Algorithm:
 def sharing(algorithm: Algorithm, share: Callable[[Moments], Moments], name: str) -> Algorithm:
     """The same with statistics shared between coordinates; see `paper.share_within`."""
 
-    def update(theta: Array, state: State, batch: Moments, count: Array, t: int, params: paper.Paper) -> Any:
+    def update(
+        theta: PerCoordinate, state: State, batch: Moments, count: PerCoordinate, t: int, params: paper.Paper
+    ) -> Updated:
         theta, state, info = paper.update(theta, state, batch, count, params, share)
         return theta, state, info.rate
 

@@ -18,7 +18,7 @@ from vsgd.algorithms.networks import (
     limited_step,
     probe_size,
 )
-from vsgd.core import Array, Info, Moments, ema, square_root, zero_state
+from vsgd.core import Info, Moments, PerCoordinate, ema, square_root, zero_state
 from vsgd.core import State as CoreState
 
 
@@ -26,20 +26,22 @@ class State(NamedTuple):
     """Statistics, the average θ̄ of the iterates and its window, the length scale, and the number of steps."""
 
     inner: CoreState
-    average: Array
+    average: PerCoordinate
     averaging: Averaging
-    scale: Array
-    steps: Array
+    scale: PerCoordinate
+    steps: PerCoordinate
 
 
-def init(theta: Array, config: Networks = NETWORKS) -> State:
+def init(theta: PerCoordinate, config: Networks = NETWORKS) -> State:
     """Return the state before the first sample, shaped like `theta`; each entry is a tensor of its own."""
     zero = abs(theta - theta)
     inner = zero_state(theta, config.memory)
     return State(inner, theta, Averaging(zero + config.min_window, zero), length_scale(zero, theta, config), zero)
 
 
-def update(theta: Array, state: State, batch: Moments, count: Array, config: Networks) -> tuple[Array, State, Info]:
+def update(
+    theta: PerCoordinate, state: State, batch: Moments, count: PerCoordinate, config: Networks
+) -> tuple[PerCoordinate, State, Info]:
     """Take one step. In a batch without a second gradient, the curvatures are the averages so far.
 
     The loss is not known here, so rates are optimal for a single step.
@@ -61,6 +63,6 @@ def update(theta: Array, state: State, batch: Moments, count: Array, config: Net
     return theta, State(inner, average, Averaging(window, better), scale, steps), info
 
 
-def evaluation_point(theta: Array, state: State) -> Array:
+def evaluation_point(theta: PerCoordinate, state: State) -> PerCoordinate:
     """Return the average of the iterates."""
     return state.average

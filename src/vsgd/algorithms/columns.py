@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from vsgd.algorithms.base import checked
 from vsgd.core import (
-    Array,
     Info,
     Moments,
+    PerCoordinate,
     State,
     is_outlier,
     memory_below_cap,
@@ -51,17 +51,17 @@ COLUMNS = Columns()
 """The default of `vsgd.sklearn`, `vsgd fit` and `vsgd.river`."""
 
 
-def init(theta: Array, config: Columns = COLUMNS) -> State:
+def init(theta: PerCoordinate, config: Columns = COLUMNS) -> State:
     """Return the state before the first sample, with the shape of `theta`."""
     return zero_state(theta, config.memory)
 
 
-def noise(mean: Moments, config: Columns) -> Array:
+def noise(mean: Moments, config: Columns) -> PerCoordinate:
     """Return σ², the variance of the gradient of one sample, plus ε."""
     return variance(mean.grad, mean.grad_sq) + config.epsilon
 
 
-def probe(state: State, count: Array, column_max: Array, config: Columns = COLUMNS) -> Array:
+def probe(state: State, count: PerCoordinate, column_max: PerCoordinate, config: Columns = COLUMNS) -> PerCoordinate:
     """Return the probe δ = √s / max |x|, the RMS change of a coordinate in one step, where s is the signal fraction.
 
     The estimate of s comes from τ samples, so its upper bound s + (1 − s)/τ is used. A coordinate with few samples
@@ -78,12 +78,14 @@ def probe(state: State, count: Array, column_max: Array, config: Columns = COLUM
     return (fraction + (1 - fraction) / state.memory) ** 0.5 / (column_max + constant) * (column_max > 0)
 
 
-def damped(curvature: Array, grad: Array, delta: Array, config: Columns) -> Array:
+def damped(curvature: PerCoordinate, grad: PerCoordinate, delta: PerCoordinate, config: Columns) -> PerCoordinate:
     """Return h^fd + c·|∇/δ|. The probe does not see a kink just beyond δ, and this term limits the step."""
     return curvature + config.curvature_damping * abs(grad / delta)
 
 
-def column_curvature(row_curvature: Array, x: Array, column_max: Array, others: Array) -> Array:
+def column_curvature(
+    row_curvature: PerCoordinate, x: PerCoordinate, column_max: PerCoordinate, others: PerCoordinate
+) -> PerCoordinate:
     """Return the curvature of one sample in θ_i, including the steps of the other coordinates of its row.
 
     The other coordinates are assumed to change the output in the same direction. If all signal fractions were 1, the
@@ -98,15 +100,15 @@ def column_curvature(row_curvature: Array, x: Array, column_max: Array, others: 
     return row_curvature * (x * x + abs(x) * column_max * others)
 
 
-def rate(mean: Moments, count: Array, config: Columns = COLUMNS) -> Array:
+def rate(mean: Moments, count: PerCoordinate, config: Columns = COLUMNS) -> PerCoordinate:
     """Return the learning rate η* for a mean gradient over `count` samples, with the mean curvature."""
     fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
     return fraction / (abs(mean.curv) + config.epsilon)
 
 
 def update(
-    theta: Array, state: State, batch: Moments, count: Array, config: Columns = COLUMNS
-) -> tuple[Array, State, Info]:
+    theta: PerCoordinate, state: State, batch: Moments, count: PerCoordinate, config: Columns = COLUMNS
+) -> tuple[PerCoordinate, State, Info]:
     """Take one step, without a bootstrap and with a capped memory. Arguments and result as in `paper.update`."""
     learning = count > 0
     outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
@@ -119,6 +121,6 @@ def update(
     return theta - eta * batch.grad, State(mean, memory, seen), Info(rate=eta, outlier=outlier)
 
 
-def evaluation_point(theta: Array, state: State) -> Array:
+def evaluation_point(theta: PerCoordinate, state: State) -> PerCoordinate:
     """Return θ: the algorithm does not average its iterates."""
     return theta

@@ -27,9 +27,13 @@ from typing import NamedTuple
 
 from vsgd.algorithms.base import checked
 from vsgd.core import (
-    Array,
     Info,
+    Mask,
     Moments,
+    PerCoordinate,
+    PerTensor,
+    Scalar,
+    Values,
     bootstrap_weight,
     clip,
     ema,
@@ -108,42 +112,42 @@ NETWORKS = Networks()
 class TensorContext(NamedTuple):
     """Per-tensor quantities used in the update of each coordinate."""
 
-    curv: Array
+    curv: PerTensor
     """Added to its curvature, as is `curv_sq` to v̄^fd: a small part of the mean over the tensor."""
-    curv_sq: Array
-    grad_clip: Array
-    step_limit: Array
-    horizon: Array
+    curv_sq: PerTensor
+    grad_clip: PerTensor
+    step_limit: PerTensor
+    horizon: PerTensor
     """Steps over which the noise of a gradient averages out, so that one over this of its variance counts."""
 
 
 class Averaging(NamedTuple):
     """How far back the average of the iterates reaches, and whether that has paid off."""
 
-    window: Array
+    window: Scalar
     """In steps: a new iterate enters with weight 1/window."""
-    advantage: Array
+    advantage: Scalar
     """Moving average of what the average of the iterates is better by than the newest, f(θ) − f(θ̄)."""
 
 
 class Progress(NamedTuple):
     """How fast the loss falls, and the horizon that rates are optimal for meanwhile."""
 
-    recent: Array
+    recent: Scalar
     """The loss of minibatches, averaged over about the last tenth of all steps."""
-    earlier: Array
+    earlier: Scalar
     """The same over about the last quarter."""
-    horizon: Array
-    spread: Array
+    horizon: Scalar
+    spread: Scalar
     """Mean distance of a loss from `earlier`."""
 
 
 class Momentum(NamedTuple):
     """The momentum of a tensor."""
 
-    coefficient: Array
+    coefficient: PerTensor
     """β, between 0 and `Networks.max_momentum`."""
-    agreement: Array
+    agreement: PerTensor
     """Moving average of ∇·(θ − θ̄); negative while the gradient points along the drift of the iterates."""
 
 
@@ -163,12 +167,12 @@ MULTIPLIER = 0x2545F4914F6CDD1D
 """Odd, with bits well spread: multiplying by it mixes those of a number."""
 
 
-def length_scale(before: Array, rms: Array, config: Networks = NETWORKS) -> Array:
+def length_scale(before: PerTensor, rms: PerTensor, config: Networks = NETWORKS) -> PerTensor:
     """Return the largest RMS that a tensor has had. If it fell, a tensor whose optimum is zero would stop learning."""
     return larger(larger(before, abs(rms)), (before == 0) * (rms == 0) * config.min_rms)
 
 
-def probe_size(scale: Array, config: Networks = NETWORKS) -> Array:
+def probe_size(scale: PerTensor, config: Networks = NETWORKS) -> PerTensor:
     """Return |δ| for all coordinates of a tensor.
 
     If one coordinate moved less than the others, what they change of its gradient, divided by its own small offset,
@@ -177,14 +181,14 @@ def probe_size(scale: Array, config: Networks = NETWORKS) -> Array:
     return config.probe_scale * scale
 
 
-def random_bit(index: Array, seed: Array) -> Array:
+def random_bit(index: PerCoordinate, seed: Scalar) -> Mask:
     """Return 0 or 1, computed from two whole numbers of 64 bits."""
     mixed = (index ^ seed) * MULTIPLIER
     mixed = (mixed ^ (mixed >> 32)) * MULTIPLIER
     return (mixed >> 40) & 1
 
 
-def probe(size: Array, positive: Array) -> Array:
+def probe(size: PerTensor, positive: Mask) -> PerCoordinate:
     """Return δ = ± size. With random signs, the effects of other coordinates on a gradient average out over time.
 
     A row of an embedding table is seen too seldom for that, so its coordinates move against their gradients.
@@ -192,12 +196,12 @@ def probe(size: Array, positive: Array) -> Array:
     return (positive == 1) * size - (positive == 0) * size
 
 
-def probe_due(unprobed: Array, long: Array, config: Networks = NETWORKS) -> Array:
+def probe_due(unprobed: Scalar, long: Mask, config: Networks = NETWORKS) -> Mask:
     """Return whether a second gradient is due after `unprobed` steps without one, or half as many if `long`."""
     return (unprobed + 1) * (1 + long) >= config.probe_interval
 
 
-def is_long(norm_sq: Array, expected_norm_sq: Array, config: Networks = NETWORKS) -> Array:
+def is_long(norm_sq: PerTensor, expected_norm_sq: PerTensor, config: Networks = NETWORKS) -> Mask:
     """Return whether ‖∇‖² > 4 Σv̄: the gradient is an outlier, so its curvature is probably unusual, too."""
     return norm_sq > config.outlier_sigmas * config.outlier_sigmas * expected_norm_sq
 
@@ -208,19 +212,19 @@ MIN_CURVATURE = 1e-30
 """In units of what makes a step as long as the probe: below all rounding, but a rate times a gradient stays finite."""
 
 
-def noise(mean: Moments, config: Networks) -> Array:
+def noise(mean: Moments, config: Networks) -> PerCoordinate:
     """Return σ², the variance of the gradient of one sample. It is never zero."""
     return variance(mean.grad, mean.grad_sq) + config.epsilon
 
 
 def context(
-    mean_curv: Array,
-    mean_curv_sq: Array,
-    signal_rms: Array,
-    grad_rms: Array,
-    size: Array,
+    mean_curv: PerTensor,
+    mean_curv_sq: PerTensor,
+    signal_rms: PerTensor,
+    grad_rms: PerTensor,
+    size: PerTensor,
     config: Networks = NETWORKS,
-    horizon: Array = 1.0,
+    horizon: PerTensor = 1.0,
 ) -> TensorContext:
     """Return the context of a tensor from its means of |h̄^fd| and v̄^fd, and from the RMS of ḡ and of gradients.
 
@@ -236,7 +240,9 @@ def context(
     )
 
 
-def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: TensorContext, decoupled: bool) -> Array:
+def rate(
+    mean: Moments, memory: PerCoordinate, count: PerCoordinate, config: Networks, tensor: TensorContext, decoupled: bool
+) -> PerCoordinate:
     """Return η*, the optimal rate for the mean gradient over `count` samples (eq. 3) and the steps of the horizon.
 
     In decoupled coordinates what others change of a gradient averages out of h̄^fd but not of v̄^fd, so the curvature is
@@ -247,14 +253,14 @@ def rate(mean: Moments, memory: Array, count: Array, config: Networks, tensor: T
 
 
 def rate_from(
-    fraction: Array,
-    inverse_memory: Array,
+    fraction: PerCoordinate,
+    inverse_memory: PerCoordinate,
     mean: Moments,
-    count: Array,
+    count: PerCoordinate,
     config: Networks,
     tensor: TensorContext,
     decoupled: bool,
-) -> Array:
+) -> PerCoordinate:
     """Return `rate` from the signal fraction f of one sample and from 1/τ, which the update needs elsewhere too.
 
     The signal fraction of n samples is n f / (1 + (n − 1) f). Its denominator is at least 1, so it can be multiplied by
@@ -273,7 +279,9 @@ def rate_from(
     )
 
 
-def limited_step(rate: Array, grad: Array, grad_sq: Array, tensor: TensorContext) -> Array:
+def limited_step(
+    rate: PerCoordinate, grad: PerCoordinate, grad_sq: PerCoordinate, tensor: TensorContext
+) -> PerCoordinate:
     """Return η∇, with a limit for ∇ of some times its usual size (v̄ before this minibatch), and one for the step.
 
     A rare huge gradient comes with a curvature that no probe has seen, and so does a point far beyond the last probe.
@@ -281,7 +289,7 @@ def limited_step(rate: Array, grad: Array, grad_sq: Array, tensor: TensorContext
     return clip(rate * clip(grad, tensor.grad_clip * square_root(grad_sq)), tensor.step_limit)
 
 
-def inflate_second_moments(mean: Moments, ended: Array, config: Networks) -> Moments:
+def inflate_second_moments(mean: Moments, ended: Mask, config: Networks) -> Moments:
     """Multiply the second moments by `variance_inflation` where the bootstrap has just `ended`."""
     return Moments(
         grad=mean.grad,
@@ -295,7 +303,7 @@ def inflate_second_moments(mean: Moments, ended: Array, config: Networks) -> Mom
 
 
 def learn(
-    state: CoreState, batch: Moments, count: Array, config: Networks, tensor: TensorContext, decoupled: bool
+    state: CoreState, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext, decoupled: bool
 ) -> tuple[CoreState, Info]:
     """Return the statistics after a minibatch, and the rates computed from them. A `count` of 0 changes nothing."""
     learning = (count > 0) & (state.seen >= config.bootstrap)
@@ -313,7 +321,7 @@ def learn(
     return CoreState(mean, memory, seen), Info(rate=eta, outlier=outlier)
 
 
-def averaging_weight(seen: Array, window: Array, config: Networks = NETWORKS) -> Array:
+def averaging_weight(seen: Values, window: Values, config: Networks = NETWORKS) -> Values:
     """Return the weight with which a new iterate enters the average: 1 until the bootstrap is over.
 
     `seen` are the samples before the step.
@@ -321,13 +329,13 @@ def averaging_weight(seen: Array, window: Array, config: Networks = NETWORKS) ->
     return (seen >= config.bootstrap) / window + (seen < config.bootstrap)
 
 
-def row_averaging_weight(seen: Array, count: Array, config: Networks = NETWORKS) -> Array:
+def row_averaging_weight(seen: PerCoordinate, count: PerCoordinate, config: Networks = NETWORKS) -> PerCoordinate:
     """Return the weight of a new iterate in the average of a row of a table: 1/√t for its t-th iterate."""
     earlier = (seen > config.bootstrap) * (seen - config.bootstrap)
     return square_root(count / (earlier + count + (count == 0)))
 
 
-def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NETWORKS) -> Averaging:
+def averaging(state: Averaging, gain: Scalar, steps: Scalar, config: Networks = NETWORKS) -> Averaging:
     """Return the window after `steps` steps. It grows while the average is better than the newest iterate.
 
     `gain` is f(θ) − f(θ̄) to second order, ∇·(θ − θ̄) − ½ (θ−θ̄)ᵀ|H|(θ−θ̄), over all coordinates. Without noise it is
@@ -341,7 +349,7 @@ def averaging(state: Averaging, gain: Array, steps: Array, config: Networks = NE
 
 
 def progress(
-    state: Progress, loss: Array, curvature_penalty: Array, steps: Array, config: Networks = NETWORKS
+    state: Progress, loss: Scalar, curvature_penalty: Scalar, steps: Scalar, config: Networks = NETWORKS
 ) -> Progress:
     """Return the horizon after a minibatch. It grows while larger rates pay off.
 
@@ -369,7 +377,13 @@ def progress(
 
 
 def update_window_and_horizon(
-    state: Averaging, before: Progress, products: Array, penalty: Array, loss: Array, steps: Array, config: Networks
+    state: Averaging,
+    before: Progress,
+    products: Scalar,
+    penalty: Scalar,
+    loss: Scalar | None,
+    steps: Scalar,
+    config: Networks,
 ) -> tuple[Averaging, Progress]:
     """Return the window of the average and the horizon of the rates after a step.
 
@@ -389,7 +403,7 @@ def update_window_and_horizon(
 # --- momentum -----------------------------------------------------------------------------------------------------
 
 
-def momentum(before: Momentum, product: Array, advantage: Array, config: Networks = NETWORKS) -> Momentum:
+def momentum(before: Momentum, product: PerTensor, advantage: Scalar, config: Networks = NETWORKS) -> Momentum:
     """Return the momentum of a tensor after a step.
 
     θ − θ̄ is a moving average of past steps, so it is the momentum buffer. The derivative of the loss with respect to β
@@ -408,7 +422,7 @@ def momentum(before: Momentum, product: Array, advantage: Array, config: Network
     return Momentum(clip(coefficient * (coefficient > 0), config.max_momentum), agreement)
 
 
-def momentum_weight(coefficient: Array, averaging_weight: Array, lr: Array) -> Array:
+def momentum_weight(coefficient: PerTensor, averaging_weight: Values, lr: Scalar) -> Values:
     """Return the factor k in θ ← θ − step + k (θ − θ̄): β over the window.
 
     It is 0 until there is an average, and if `lr`, the user's factor on the rates, is 0.
@@ -416,7 +430,7 @@ def momentum_weight(coefficient: Array, averaging_weight: Array, lr: Array) -> A
     return coefficient * averaging_weight * ((averaging_weight < 0.5) & (lr > 0))
 
 
-def add_momentum(step: Array, theta: Array, average: Array, weight: Array) -> Array:
+def add_momentum(step: PerCoordinate, theta: PerCoordinate, average: PerCoordinate, weight: Values) -> PerCoordinate:
     """Return the step with momentum along θ − θ̄; `weight` is that of `momentum_weight`."""
     return step - weight * (theta - average)
 
@@ -424,7 +438,7 @@ def add_momentum(step: Array, theta: Array, average: Array, weight: Array) -> Ar
 # --- weight decay -------------------------------------------------------------------------------------------------
 
 
-def decay_strength(noise: Array, curv: Array, rms: Array, samples: Array) -> Array:
+def decay_strength(noise: PerTensor, curv: PerTensor, rms: PerTensor, samples: Scalar) -> PerTensor:
     """Return the strength λ of the penalty ½λ‖θ‖² of a tensor that is estimated to generalize best.
 
     The gradient of the training loss differs from that of the expected loss by an error with variance σ²/n, where n is

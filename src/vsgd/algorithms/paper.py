@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from vsgd.algorithms.base import checked
 from vsgd.core import (
-    Array,
     Info,
     Moments,
+    PerCoordinate,
     State,
     bootstrap_weight,
     ema,
@@ -55,7 +55,7 @@ VSGD_2012 = Paper(detect_outliers=False, normalize_curvature=False)
 """vSGD of 2012: it uses the given curvature and detects no outliers."""
 
 
-def init(theta: Array, config: Paper = PAPER) -> State:
+def init(theta: PerCoordinate, config: Paper = PAPER) -> State:
     """Return the state before the first sample.
 
     Args:
@@ -71,7 +71,7 @@ def init(theta: Array, config: Paper = PAPER) -> State:
     return zero_state(theta, config.memory)
 
 
-def probe(state: State, grad: Array, count: Array, config: Paper = PAPER) -> Array:
+def probe(state: State, grad: PerCoordinate, count: PerCoordinate, config: Paper = PAPER) -> PerCoordinate:
     """Return the probe δ = ḡ, the typical update distance (eq. 6), moved away from zero by ε.
 
     During the bootstrap, the gradient of this minibatch is added to the average first.
@@ -97,12 +97,12 @@ def probe_due(step: int, config: Paper = PAPER) -> bool:
     return True
 
 
-def noise(mean: Moments, config: Paper) -> Array:
+def noise(mean: Moments, config: Paper) -> PerCoordinate:
     """Return σ², the variance of the gradient of one sample, plus ε."""
     return variance(mean.grad, mean.grad_sq) + config.epsilon
 
 
-def rate(mean: Moments, count: Array, config: Paper = PAPER) -> Array:
+def rate(mean: Moments, count: PerCoordinate, config: Paper = PAPER) -> PerCoordinate:
     """Return the optimal learning rate η* for a mean gradient over `count` samples (eq. 1, 3 and 4, section 5.2).
 
     The signal fraction is n ḡ² / (n ḡ² + σ²). With σ² = v̄ − ḡ² this equals n ḡ² / (v̄ + (n−1) ḡ²) of the paper. The
@@ -128,7 +128,7 @@ def rate(mean: Moments, count: Array, config: Paper = PAPER) -> Array:
 def learn(
     state: State,
     batch: Moments,
-    count: Array,
+    count: PerCoordinate,
     config: Paper = PAPER,
     shared: Callable[[Moments], Moments] | None = None,
 ) -> tuple[State, Info]:
@@ -146,13 +146,13 @@ def learn(
 
 
 def update(
-    theta: Array,
+    theta: PerCoordinate,
     state: State,
     batch: Moments,
-    count: Array,
+    count: PerCoordinate,
     config: Paper = PAPER,
     shared: Callable[[Moments], Moments] | None = None,
-) -> tuple[Array, State, Info]:
+) -> tuple[PerCoordinate, State, Info]:
     """Take one step of Algorithm 1.
 
     Args:
@@ -176,7 +176,7 @@ def update(
     return theta - info.rate * batch.grad, state, info
 
 
-def evaluation_point(theta: Array, state: State) -> Array:
+def evaluation_point(theta: PerCoordinate, state: State) -> PerCoordinate:
     """Return θ: the algorithm does not average its iterates."""
     return theta
 
@@ -196,10 +196,10 @@ def share_within(labels: Any) -> Callable[[Moments], Moments]:
     members = np.unique(labels)[:, None] == labels
     weights = members / members.sum(axis=1, keepdims=True)
 
-    def block_mean(values: Any) -> Any:
+    def block_mean(values: PerCoordinate) -> PerCoordinate:
         return values @ weights.T @ members
 
-    def block_max(values: Any) -> Any:
+    def block_max(values: PerCoordinate) -> PerCoordinate:
         return np.where(members, values[..., None, :], -np.inf).max(axis=-1) @ members
 
     def share(mean: Moments) -> Moments:

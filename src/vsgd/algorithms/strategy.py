@@ -12,7 +12,20 @@ from typing import Any, NamedTuple
 from vsgd.algorithms import networks, paper
 from vsgd.algorithms.networks import Momentum, Networks, TensorContext
 from vsgd.algorithms.paper import Paper
-from vsgd.core import Array, Info, Moments, State, clip, larger, select, square_root
+from vsgd.core import (
+    Info,
+    Mask,
+    Moments,
+    PerCoordinate,
+    PerTensor,
+    Scalar,
+    State,
+    Values,
+    clip,
+    larger,
+    select,
+    square_root,
+)
 
 Config = Paper | Networks
 
@@ -38,46 +51,46 @@ ROUNDING = 1e-5
 class Totals(NamedTuple):
     """Numbers per tensor: sums over its coordinates, and lengths."""
 
-    grad_sq: Array
+    grad_sq: PerTensor
     """Σ v̄"""
-    signal: Array
+    signal: PerTensor
     """Σ ḡ²"""
-    curv: Array
+    curv: PerTensor
     """Σ |h̄^fd|"""
-    curv_sq: Array
+    curv_sq: PerTensor
     """Σ v̄^fd"""
-    probe_size: Array
+    probe_size: PerTensor
     """RMS of the last probe δ."""
-    scale: Array
+    scale: PerTensor
     """Length scale: the largest RMS that the tensor has had."""
-    rms: Array
+    rms: PerTensor
     """RMS of the weights at the last probe."""
-    momentum: Array
+    momentum: PerTensor
     """`Momentum.coefficient`"""
-    agreement: Array
+    agreement: PerTensor
     """`Momentum.agreement`, the only number here that may be negative."""
 
 
 class Sums(NamedTuple):
     """Sums over the coordinates of a tensor that one update takes. The first four become `Totals`."""
 
-    grad_sq: Array
+    grad_sq: PerTensor
     """Σ v̄"""
-    signal: Array
+    signal: PerTensor
     """Σ ḡ²"""
-    curv: Array
+    curv: PerTensor
     """Σ |h̄^fd|"""
-    curv_sq: Array
+    curv_sq: PerTensor
     """Σ v̄^fd"""
-    outliers: Array
+    outliers: PerTensor
     """Number of outliers."""
-    step_sq: Array
+    step_sq: PerTensor
     """Squared norm of the step."""
-    batch_sq: Array
+    batch_sq: PerTensor
     """Squared norm of the gradient of the minibatch."""
-    products: Array = 0.0
+    products: PerTensor = 0.0
     """∇·(θ − θ̄) before the step."""
-    penalty: Array = 0.0
+    penalty: PerTensor = 0.0
     """½ Σ |h̄^fd| (θ − θ̄)² before the step."""
 
 
@@ -107,25 +120,25 @@ class Strategy(NamedTuple):
     """In coordinates in which the covariance of the gradient is nearly diagonal."""
     learn_coupled: Learn
     """In all others."""
-    rate: Callable[..., Array]
+    rate: Callable[..., PerCoordinate]
     """(state, count, config, tensor, decoupled) → learning rate of each coordinate, from the statistics so far."""
     context: Callable[..., TensorContext]
     """(totals, length, config, horizon) → quantities that the coordinates of a tensor share."""
-    probe: Callable[..., Array]
+    probe: Callable[..., PerCoordinate]
     """(state, grad, count, size, positive, config) → offset δ; `positive` is 1 or 0, for the sign of ± size."""
     uses_signs: bool
     """Whether `probe` uses `size` and `positive`."""
-    probe_due: Callable[..., Array]
+    probe_due: Callable[..., Mask]
     """(starting, unprobed, long, config) → whether a second gradient is due."""
-    is_long: Callable[..., Array]
+    is_long: Callable[..., Mask]
     """(norm_sq, totals, count, config) → whether the gradient of a tensor is unusually long."""
-    probe_size: Callable[..., Array]
+    probe_size: Callable[..., PerTensor]
     """(scale, config) → |δ|."""
-    length_scale: Callable[..., Array]
+    length_scale: Callable[..., PerTensor]
     """(before, mean_sq, overall, least, config) → new length scale; see `length_scale`."""
-    averaging_weight: Callable[..., Array]
+    averaging_weight: Callable[..., Values]
     """(seen, window, config) → weight with which a new iterate enters the average."""
-    row_averaging_weight: Callable[..., Array]
+    row_averaging_weight: Callable[..., PerCoordinate]
     """(seen, count, config) → the same for a row of an embedding table."""
     decay_has_begun: Callable[..., bool]
     """(steps, steps_per_epoch, config) → whether weights decay by the estimate; see `decay_has_begun`."""
@@ -149,11 +162,15 @@ class Strategy(NamedTuple):
 # --- networks -----------------------------------------------------------------------------------------------------
 
 
-def learn_decoupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+def learn_decoupled(
+    state: State, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext
+) -> tuple[State, Info]:
     return networks.learn(state, batch, count, config, tensor, True)
 
 
-def learn_coupled(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+def learn_coupled(
+    state: State, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext
+) -> tuple[State, Info]:
     return networks.learn(state, unsigned(batch), count, config, tensor, False)
 
 
@@ -162,36 +179,42 @@ def unsigned(batch: Moments) -> Moments:
     return Moments(batch.grad, batch.grad_sq, abs(batch.curv), batch.curv_sq)
 
 
-def network_rate(state: State, count: Array, config: Networks, tensor: TensorContext, decoupled: bool) -> Array:
+def network_rate(
+    state: State, count: PerCoordinate, config: Networks, tensor: TensorContext, decoupled: bool
+) -> PerCoordinate:
     return networks.rate(state.mean, state.memory, count, config, tensor, decoupled)
 
 
-def network_context(totals: Totals, length: Array, config: Networks, horizon: Array) -> TensorContext:
+def network_context(totals: Totals, length: PerTensor, config: Networks, horizon: Scalar) -> TensorContext:
     """Return what the `length` coordinates of a tensor share."""
     signal_rms, grad_rms = square_root(totals.signal / length), square_root(totals.grad_sq / length)
     size = larger(totals.probe_size, MIN_SIZE)
     return networks.context(totals.curv / length, totals.curv_sq / length, signal_rms, grad_rms, size, config, horizon)
 
 
-def network_probe(state: State, grad: Any, count: Any, size: Any, positive: Any, config: Any) -> Any:
+def network_probe(
+    state: State, grad: PerCoordinate, count: PerCoordinate, size: PerTensor, positive: Mask, config: Networks
+) -> PerCoordinate:
     return networks.probe(size, positive)
 
 
-def network_probe_due(starting: Array, unprobed: Array, long: Array, config: Networks) -> Array:
+def network_probe_due(starting: Mask, unprobed: Scalar, long: Mask, config: Networks) -> Mask:
     """Return whether a second gradient is due: at the start of averages, or by `networks.probe_due`."""
     return starting | networks.probe_due(unprobed, long, config)
 
 
-def network_is_long(norm_sq: Array, totals: Totals, count: Array, config: Networks) -> Array:
+def network_is_long(norm_sq: PerTensor, totals: Totals, count: PerCoordinate, config: Networks) -> Mask:
     return networks.is_long(norm_sq, expected_norm_sq(totals, count), config)
 
 
-def network_probe_size(scale: Array, config: Networks) -> Array:
+def network_probe_size(scale: PerTensor, config: Networks) -> PerTensor:
     """Return |δ|, never so small that its square vanishes."""
     return larger(networks.probe_size(scale, config), 1 / UNLIMITED)
 
 
-def network_length_scale(before: Array, mean_sq: Array, overall: Array, least: Array, config: Networks) -> Array:
+def network_length_scale(
+    before: PerTensor, mean_sq: PerTensor, overall: Scalar, least: Scalar, config: Networks
+) -> PerTensor:
     """Return the length scale of a tensor: the largest RMS so far, of the tensor or of all parameters together.
 
     Args:
@@ -235,17 +258,21 @@ NETWORK_STRATEGY = Strategy(
 # --- the paper ----------------------------------------------------------------------------------------------------
 
 
-def learn_paper(state: State, batch: Moments, count: Any, config: Any, tensor: Any) -> tuple[State, Info]:
+def learn_paper(
+    state: State, batch: Moments, count: PerCoordinate, config: Paper, tensor: TensorContext
+) -> tuple[State, Info]:
     return paper.learn(state, unsigned(batch), count, config)
 
 
-def paper_context(totals: Totals, length: Array, config: Paper, horizon: Array) -> TensorContext:
+def paper_context(totals: Totals, length: PerTensor, config: Paper, horizon: Scalar) -> TensorContext:
     """Return a context in which coordinates share nothing, have no limit, and look one step ahead."""
     zero = 0 * totals.scale
     return TensorContext(zero, zero, grad_clip=zero + UNLIMITED, step_limit=zero + UNLIMITED, horizon=zero + 1)
 
 
-def paper_probe(state: State, grad: Any, count: Any, size: Any, positive: Any, config: Any) -> Any:
+def paper_probe(
+    state: State, grad: PerCoordinate, count: PerCoordinate, size: PerTensor, positive: Mask, config: Paper
+) -> PerCoordinate:
     return paper.probe(state, grad, count, config)
 
 
@@ -282,7 +309,7 @@ def strategy_of(config: Config) -> Strategy:
 # --- numbers per tensor -------------------------------------------------------------------------------------------
 
 
-def expected_norm_sq(totals: Totals, count: Array) -> Array:
+def expected_norm_sq(totals: Totals, count: PerTensor) -> PerTensor:
     """Return E‖∇‖² of the mean gradient over `count` samples."""
     return (totals.grad_sq + (count - 1) * totals.signal) / (count + (count < 1) * (1 - count))
 
@@ -292,7 +319,7 @@ def gradient_limit(largest: float) -> float:
     return largest * MIN_PROBE**2
 
 
-def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
+def weight_decay(strength: PerTensor, step_norm_sq: PerTensor, length: PerTensor) -> PerTensor:
     """Return the decay d of a tensor in θ ← (θ − step) / (1 + d): `strength` times the RMS of its step.
 
     AdamW shrinks weights by `strength` times its learning rate, which is about the RMS of its steps, so a `strength`
@@ -306,7 +333,9 @@ def weight_decay(strength: Array, step_norm_sq: Array, length: Array) -> Array:
     return strength * square_root(step_norm_sq / length)
 
 
-def estimated_decay(totals: Totals, length: Array, samples: Array, step_norm_sq: Array, grad_norm_sq: Array) -> Array:
+def estimated_decay(
+    totals: Totals, length: PerTensor, samples: Scalar, step_norm_sq: PerTensor, grad_norm_sq: PerTensor
+) -> PerTensor:
     """Return the decay d of a tensor in θ ← (θ − step) / (1 + d): λ times the tensor's rate, RMS(step) / RMS(∇).
 
     Decay moves a tensor no further than its step does. Without this limit, flat tensors with high rates would vanish.
@@ -324,13 +353,13 @@ def estimated_decay(totals: Totals, length: Array, samples: Array, step_norm_sq:
     return clip(rate * strength_of_decay(totals, length, samples), limit)
 
 
-def decay_of(totals: Totals, sums: Sums, length: Array, samples: Array, rates: Rates) -> Array:
+def decay_of(totals: Totals, sums: Sums, length: PerTensor, samples: PerTensor, rates: Rates) -> PerTensor:
     """Return the decay d of a tensor: by the strength that the user has set, or estimated if `samples` is not 0."""
     estimate = estimated_decay(totals, length, samples, sums.step_sq, sums.batch_sq)
     return weight_decay(rates.weight_decay, sums.step_sq, length) + estimate
 
 
-def decay_has_begun(steps: Array, steps_per_epoch: Array, config: Networks) -> Array:
+def decay_has_begun(steps: Scalar, steps_per_epoch: Scalar, config: Networks) -> Mask:
     """Return whether weights decay after `steps` steps.
 
     In the first epoch every gradient comes from new data, so nothing is over-fitted. Inflated variances of the
@@ -339,7 +368,7 @@ def decay_has_begun(steps: Array, steps_per_epoch: Array, config: Networks) -> A
     return (steps >= steps_per_epoch) & (steps >= 3 * config.min_memory_cap)
 
 
-def strength_of_decay(totals: Totals, length: Array, samples: Array) -> Array:
+def strength_of_decay(totals: Totals, length: PerTensor, samples: Scalar) -> PerTensor:
     """Return λ of a tensor by `networks.decay_strength`; see `estimated_decay` for the arguments."""
     noise = larger(totals.grad_sq - totals.signal, 0 * totals.signal) / length
     # weights that have shrunk to nothing would otherwise be held there by an ever stronger decay
@@ -347,7 +376,7 @@ def strength_of_decay(totals: Totals, length: Array, samples: Array) -> Array:
     return networks.decay_strength(noise, totals.curv / length, rms, samples)
 
 
-def distance_to_zero_loss(loss: Array, grad_norm_sq: Array, length: Array) -> Array:
+def distance_to_zero_loss(loss: Scalar, grad_norm_sq: PerTensor, length: PerTensor) -> PerTensor:
     """Return the step per coordinate along the gradient that would bring a linear loss to zero.
 
     It is the length scale of parameters that are all zero.
@@ -356,6 +385,6 @@ def distance_to_zero_loss(loss: Array, grad_norm_sq: Array, length: Array) -> Ar
     return abs(loss) / select(slope > MIN_NORM, slope, MIN_NORM)
 
 
-def probe_seed(step: Any, index: int) -> Any:
+def probe_seed(step: Scalar, index: int) -> Scalar:
     """Return the 63-bit seed of the probe signs of parameter `index` at step `step`."""
     return (step * 0x9E3779B97F4A7C15 + index * 0xBF58476D1CE4E5B9) & ((1 << 63) - 1)

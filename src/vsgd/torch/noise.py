@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from vsgd.core import Array, ema, variance
+from vsgd.core import Scalar, ema, variance
 
 if TYPE_CHECKING:
     from vsgd.torch.optimizer import VSGD
@@ -33,16 +33,16 @@ CERTAIN = 2.0
 class Noise(NamedTuple):
     """Moving averages over steps of the variance and the signal of single steps."""
 
-    variance: Array = 0.0
+    variance: Scalar = 0.0
     """tr Σ of a single sample."""
-    signal: Array = 0.0
+    signal: Scalar = 0.0
     """|G|²"""
-    signal_sq: Array = 0.0
+    signal_sq: Scalar = 0.0
     """Average of squared estimates of |G|², from which their standard error is computed."""
     steps: int = 0
 
 
-def observe(noise: Noise, total_variance: Array, signal: Array) -> Noise:
+def observe(noise: Noise, total_variance: Scalar, signal: Scalar) -> Noise:
     """Return the averages updated with the noise of one step."""
     weight = 1 / min(noise.steps + 1, HORIZON)
     return Noise(
@@ -56,15 +56,15 @@ def observe(noise: Noise, total_variance: Array, signal: Array) -> Noise:
 class StepNoise(NamedTuple):
     """Unbiased estimates from the samples of one step."""
 
-    variance: Array
+    variance: Scalar
     """tr Σ of a sample."""
-    signal: Array
+    signal: Scalar
     """|G|²"""
     samples: float
     """Number of samples."""
 
 
-def of_samples(mean_of_squares: Array, square_of_mean: Array, count: float) -> StepNoise:
+def of_samples(mean_of_squares: Scalar, square_of_mean: Scalar, count: float) -> StepNoise:
     """Return the noise of samples from the mean of their squared gradients and their squared mean gradient."""
     total = (mean_of_squares - square_of_mean) * (count / (count - 1))
     return StepNoise(total, square_of_mean - total / count, count)

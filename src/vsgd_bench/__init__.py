@@ -1,1 +1,1 @@
-"""Test problems, opponents, simulations and the figures they give."""
+"""Experiments: test problems, simulations, the figures of the paper, and comparisons with other optimizers."""

@@ -1,7 +1,7 @@
-"""The baselines, and the algorithms of this package, each a small pure pair of `init` and `update`.
+"""The optimizers of the simulator: baselines and the algorithms of this package.
 
-They are plain arithmetic on arrays or compiled scalars, as `vsgd.core` explains. `update` returns the parameter, the
-state and the rate it used. Those that take a second gradient also say where, by a `probe`.
+Each is a pair of pure functions, `init` and `update`. They are plain arithmetic on arrays or compiled scalars, as
+described in `vsgd.core`. An optimizer with a second gradient also has a function `probe`, which returns its offset δ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def no_probe(
 
 
 class Algorithm(NamedTuple):
-    """An optimizer as a simulation runs it."""
+    """An optimizer of the simulator."""
 
     name: str
     params: Any
@@ -42,9 +42,9 @@ class Algorithm(NamedTuple):
     probe: Callable[..., Any] = no_probe
     """(theta, state, grad, count, t, params) → δ; used only with FINITE_DIFFERENCES"""
     bootstrap: float = 0.0
-    """How many samples it is shown before the first update."""
+    """Number of samples that it receives before the first update."""
     evaluation_point: Callable[..., Any] = paper.evaluation_point
-    """(theta, state) → the parameter to judge it by"""
+    """(theta, state) → the parameter to evaluate"""
 
 
 class Decay(NamedTuple):
@@ -64,7 +64,7 @@ def sgd_update(
 
 
 def sgd(rate: float, decay: float = 0.0) -> Algorithm:
-    """η0 / (1 + γt)."""
+    """Return SGD with the rate η0 / (1 + γt)."""
     return Algorithm(f"SGD η={rate:g} γ={decay:g}", Decay(rate, decay), no_state, sgd_update)
 
 
@@ -77,7 +77,7 @@ def adagrad_update(
 
 
 def adagrad(rate: float) -> Algorithm:
-    """η0 / √Σ∇² (Duchi, Hazan & Singer 2011)."""
+    """Return AdaGrad, with the rate η0 / √Σ∇² (Duchi, Hazan & Singer 2011)."""
     return Algorithm(f"AdaGrad η={rate:g}", Decay(rate, 0.0), no_state, adagrad_update)
 
 
@@ -90,7 +90,10 @@ def natural_update(
 
 
 def natural_gradient(rate: float) -> Algorithm:
-    """η0 over the diagonal of the Fisher matrix, the mean of all squared sample gradients (Amari 2000)."""
+    """Return the natural gradient with a diagonal Fisher matrix (Amari 2000).
+
+    The rate is η0 divided by the mean of all squared sample gradients.
+    """
     return Algorithm(f"natural η={rate:g}", Decay(rate, 0.0), no_state, natural_update)
 
 
@@ -101,7 +104,7 @@ def secant_state(theta: PerCoordinate, params: Decay) -> PerCoordinate:
 def secant_probe(
     theta: PerCoordinate, state: PerCoordinate, grad: PerCoordinate, count: PerCoordinate, t: int, params: Decay
 ) -> PerCoordinate:
-    """The step about to be taken: the secant is measured along it."""
+    """Return the next step, along which the secant is measured."""
     step = grad / (state * (1 + t))
     return EPSILON * (step <= 0) - EPSILON * (step > 0) - step
 
@@ -117,9 +120,10 @@ def secant_update(
 
 
 def sgd_qn(rate: float = 1.0) -> Algorithm:
-    """1/(1+t) over a decaying average of secant curvatures (Bordes, Bottou & Gallinari 2009).
+    """Return SGD-QN (Bordes, Bottou & Gallinari 2009).
 
-    The curvature starts at 1/η0 and is kept above a hundredth of that, as theirs is kept within λ's range.
+    The rate is 1/(1+t) divided by a decaying average of secant curvatures. The curvature starts at 1/η0 and does not
+    fall below 1 % of that. In the paper, λ sets the limits.
     """
     params = Decay(rate, 1.0)
     return Algorithm(f"SGD-QN η={rate:g}", params, secant_state, secant_update, FINITE_DIFFERENCES, secant_probe)
@@ -144,7 +148,7 @@ def adam_update(
 
 
 def adam(rate: float = 1e-3) -> Algorithm:
-    """Kingma & Ba (2015) at its usual β."""
+    """Return Adam (Kingma & Ba 2015) with its default β."""
     return Algorithm(f"Adam η={rate:g}", Decay(rate, 0.0), adam_init, adam_update)
 
 
@@ -162,7 +166,10 @@ def oracle_update(
 
 
 def oracle(curvature: float, noise: float) -> Algorithm:
-    """Eq. 1 and 3 with the true curvature h, noise σ² and distance to an optimum at 0: the limit on quad."""
+    """Return SGD with the optimal rate (eq. 1 and 3), computed from the true curvature, noise and distance to 0.
+
+    No algorithm can be better on a quadratic.
+    """
     return Algorithm("oracle", Truth(curvature, noise), no_state, oracle_update)
 
 
@@ -180,12 +187,12 @@ def paper_update(
 
 
 def vsgd_fd(config: paper.Paper = paper.PAPER) -> Algorithm:
-    """Algorithm 1."""
+    """Return vSGD-fd, Algorithm 1 of the paper."""
     return Algorithm("vSGD-fd", config, paper.init, paper_update, FINITE_DIFFERENCES, paper_probe, config.bootstrap)
 
 
 def vsgd(config: paper.Paper = paper.VSGD_2012) -> Algorithm:
-    """The predecessor, which takes each sample's own curvature."""
+    """Return vSGD of 2012, which uses the second derivative of each sample."""
     return Algorithm("vSGD", config, paper.init, paper_update, SAMPLE_CURVATURE, paper_probe, config.bootstrap)
 
 
@@ -208,7 +215,7 @@ def networks_update(
     t: int,
     params: networks.Networks,
 ) -> Updated:
-    """The default for a tensor of one coordinate. Where no second gradient is due, the curvature is the known one."""
+    """Update a tensor of one coordinate. Without a second gradient, the average curvature is used."""
     mean = state.inner.mean
     due = networks.probe_due((t - 1) % params.probe_interval, False, params) | (state.inner.seen < params.bootstrap)
     batch = Moments(
@@ -222,7 +229,7 @@ def networks_update(
 
 
 def vsgd_networks(config: networks.Networks = networks.NETWORKS) -> Algorithm:
-    """What networks are trained with by default, for a tensor of one coordinate."""
+    """Return the default for networks, for a tensor of one coordinate."""
     return Algorithm(
         "vSGD, networks",
         config,
@@ -236,7 +243,7 @@ def vsgd_networks(config: networks.Networks = networks.NETWORKS) -> Algorithm:
 
 
 def sharing(algorithm: Algorithm, share: Callable[[Moments], Moments], name: str) -> Algorithm:
-    """The same with statistics shared between coordinates; see `paper.share_within`."""
+    """Return the algorithm with statistics shared between coordinates; see `paper.share_within`."""
 
     def update(
         theta: PerCoordinate, state: State, batch: Moments, count: PerCoordinate, t: int, params: paper.Paper

@@ -24,7 +24,7 @@ def figure_name(text: str) -> str:
 
 
 def figures(arguments: argparse.Namespace) -> None:
-    """Compute the paper's figures and write them to a single page. Stored results are used again."""
+    """Compute the paper's figures and write them to a single page. Stored results are reused."""
     try:
         from vsgd_bench.figures import Request
         from vsgd_bench.report import html, markdown
@@ -60,7 +60,7 @@ def add_figures_command(commands: Any) -> None:
 
 
 def add_commands(commands: Any) -> None:
-    """Add the subcommands to what `ArgumentParser.add_subparsers` returned; each sets `run`."""
+    """Add the subcommands to `commands`, the result of `ArgumentParser.add_subparsers`."""
     add_figures_command(commands)
     add_compare_command(commands)
     add_sparse_command(commands)

@@ -1,4 +1,4 @@
-"""The folder of data sets that VSGD_DATA names. Nothing is downloaded."""
+"""Files of data sets, in the folder that the environment variable VSGD_DATA names. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vsgd.errors import UserError
 
 
 class MissingData(UserError):
-    """A file is not where it should be."""
+    """A file of a data set does not exist."""
 
 
 def locate(name: str) -> Path:
-    """Where a data file is."""
+    """Return the path of a data file."""
     folder = os.environ.get("VSGD_DATA")
     if folder is None:
         raise MissingData(f"set VSGD_DATA to a folder that holds {name}")
@@ -26,7 +26,7 @@ def locate(name: str) -> Path:
 
 @contextmanager
 def skipped_without_data() -> Iterator[None]:
-    """Say what is missing instead of failing, so that `make bench` goes on with the next benchmark."""
+    """Print which file is missing instead of raising, so that `make bench` continues with the next benchmark."""
     try:
         yield
     except MissingData as missing:

@@ -1,8 +1,8 @@
-"""What one minibatch is worth: closed forms behind Figures 1 and 2, and the same by simulation.
+"""The expected gain of one minibatch: closed forms behind Figures 1 and 2, and a simulation.
 
-A noisy quadratic of curvature 1 is one away from its optimum. Of the n samples in a minibatch k are non-zero,
-k ~ Binomial(n, p), and their mean gradient has variance σ²/k. A step of c on it multiplies the excess loss by
-(1 − c)² + c² σ²/k in expectation. The gain is −log of the *expected* factor, over both k and the noise.
+The problem is a noisy quadratic of curvature 1, at a distance of 1 from its optimum. Of the n samples in a minibatch,
+k ~ Binomial(n, p) are non-zero. Their mean gradient has variance σ²/k. A step of size c along it multiplies the excess
+loss by (1 − c)² + c² σ²/k in expectation. The gain is −log of the expectation of this factor over k and the noise.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from vsgd.algorithms.paper import Paper, rate
 from vsgd.core import Moments
 
 EXACT = Paper(epsilon=1e-300)
-"""Here the statistics are known, so no denominator needs a larger ε."""
+"""The statistics are exact here, so no denominator needs a larger ε."""
 
 StepSize = Callable[[Any], Any]
-"""The step c on the mean of the k non-zero gradients, as a function of k."""
+"""Returns the step size c for the mean of k non-zero gradients, as a function of k."""
 
 
 def truth(noise: float) -> Moments:
-    """The moments that an estimate would converge to: gradient 1, variance σ², curvature 1."""
+    """Return the true moments: gradient 1, variance σ², curvature 1."""
     return Moments(grad=1.0, grad_sq=1.0 + noise, curv=1.0, curv_sq=1.0)
 
 
 def counted(noise: float) -> StepSize:
-    """The paper's way: the optimal rate for the number of non-zero samples in this very minibatch (eq. 4)."""
+    """Return the paper's rate, optimal for the number of non-zero samples in the current minibatch (eq. 4)."""
     return lambda k: rate(truth(noise), np.asarray(k, dtype=float), EXACT)
 
 
 def averaged(noise: float, n: int, presence: float) -> StepSize:
-    """The rate for the long-term average number of non-zero samples, np, or 1 where that is less."""
+    """Return the rate for np, the average number of non-zero samples, or for 1 if that is larger."""
     usual = max(1.0, n * presence)
     return lambda k: float(rate(truth(noise), usual, EXACT)) * k / usual
 
 
 def fixed(eta: float, n: int) -> StepSize:
-    """A fixed rate on the sum over n, as in plain SGD."""
+    """Return a fixed rate for the sum over n samples, as in plain SGD."""
     return lambda k: eta * k / n
 
 
 def gain(n: int, presence: float, noise: float, step: StepSize) -> float:
-    """−log E[loss after / loss before]."""
+    """Return −log E[loss after / loss before]."""
     k = np.arange(1, n + 1)
     c = step(k)
     factor = (1 - c) ** 2 + c**2 * noise / k
@@ -54,7 +54,7 @@ def gain(n: int, presence: float, noise: float, step: StepSize) -> float:
 
 
 def relative_gain(n: int, presence: float, noise: float, step: StepSize) -> float:
-    """The gain per sample gradient, compared to that of minibatches of one."""
+    """Return the gain per sample gradient, divided by that of minibatches of one sample."""
     return gain(n, presence, noise, step) / (n * gain(1, presence, noise, counted(noise)))
 
 
@@ -65,7 +65,7 @@ class Estimate(NamedTuple):
 
 
 def simulated_relative_gain(n: int, presence: float, noise: float, repeats: int, rng: np.random.Generator) -> Estimate:
-    """`relative_gain` of the counted rate, by drawing the samples."""
+    """Return `relative_gain` with the rate of `counted`, estimated from random samples."""
     there = rng.random((repeats, n)) < presence
     gradients = (1 + np.sqrt(noise) * rng.standard_normal((repeats, n))) * there
     k = there.sum(axis=1)

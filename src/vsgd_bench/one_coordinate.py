@@ -1,4 +1,4 @@
-"""The default for networks on tensors of one coordinate each, as the simulator runs it.
+"""The default for networks on tensors of one coordinate each, for the simulator.
 
 The front ends call the same functions of `vsgd.algorithms.networks` for tensors of any size.
 """
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 
 def init(theta: PerCoordinate, config: Networks = NETWORKS) -> State:
-    """Return the state before the first sample, shaped like `theta`; each entry is a tensor of its own."""
+    """Return the state before the first sample. Each entry of `theta` is a separate tensor."""
     zero = abs(theta - theta)
     inner = zero_state(theta, config.memory)
     return State(inner, theta, Averaging(zero + config.min_window, zero), length_scale(zero, theta, config), zero)

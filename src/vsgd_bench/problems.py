@@ -1,8 +1,8 @@
 """The stochastic test problems of section 6, and one that is not separable.
 
-A sample is a loss of θ − ξ with ξ ~ N(0, σ²) around an optimum. The functions are plain arithmetic for arrays, for
-compiled scalars, and for the page of `vsgd figures`, into which they are translated. Expected losses are closed forms,
-given as the excess over their infimum.
+The loss of a sample is a function of θ − ξ with ξ ~ N(0, σ²). The functions are plain arithmetic. They run on arrays
+and compiled scalars, and are translated to JavaScript for the page of `vsgd figures`. Expected losses are in closed
+form, minus their infimum.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ QUAD, ABS, RECTLIN, GAUSS = range(4)
 
 
 class Problem(Protocol):
-    """What a simulation asks of a problem. `offset` is θ − ξ, the last axes being the parameter's."""
+    """The interface of a problem. `offset` is θ − ξ; its last axes are those of the parameter."""
 
     @property
     def sigma(self) -> float:
-        """The standard deviation of ξ."""
+        """Standard deviation of ξ."""
 
     def gradient(self, offset: Any) -> Any:
-        """The sample gradient."""
+        """Return the gradient of a sample."""
 
     def curvature(self, offset: Any) -> Any:
-        """The absolute diagonal curvature of the sample."""
+        """Return the absolute diagonal curvature of a sample."""
 
     def excess_loss(self, offset: Any) -> Any:
-        """The expected loss at a distance from the optimum, less the least one there is."""
+        """Return the expected loss at a distance from the optimum, minus its infimum."""
 
 
 def sample_loss(shape: int, scale: float, offset: Any) -> Any:
-    """The loss of one sample at a distance from its own optimum."""
+    """Return the loss of one sample at a distance from its own optimum."""
     if shape == QUAD:
         return scale * offset**2
     if shape == ABS:
@@ -45,7 +45,7 @@ def sample_loss(shape: int, scale: float, offset: Any) -> Any:
 
 
 def gradient(shape: int, scale: float, offset: Any) -> Any:
-    """The derivative of the sample loss."""
+    """Return the derivative of the sample loss."""
     if shape == QUAD:
         return 2 * scale * offset
     if shape == ABS:
@@ -56,7 +56,7 @@ def gradient(shape: int, scale: float, offset: Any) -> Any:
 
 
 def curvature(shape: int, scale: float, offset: Any) -> Any:
-    """The absolute second derivative of the sample loss; the kinks of abs and rectlin do not show in it."""
+    """Return the absolute second derivative of the sample loss. It is zero beside the kinks of abs and rectlin."""
     if shape == QUAD:
         return 2 * scale + 0 * offset
     if shape == GAUSS:
@@ -65,7 +65,7 @@ def curvature(shape: int, scale: float, offset: Any) -> Any:
 
 
 def excess_loss(shape: int, scale: float, sigma: float, offset: Any) -> Any:
-    """E over ξ, less its infimum. The optimum is at 0; rectlin falls to 0 without ever reaching it."""
+    """Return the expectation over ξ minus its infimum. The optimum is at 0; rectlin approaches its infimum only."""
     u = offset / sigma
     if shape == QUAD:
         excess = offset**2
@@ -73,7 +73,7 @@ def excess_loss(shape: int, scale: float, sigma: float, offset: Any) -> Any:
         flat = np.sqrt(2 / np.pi) * np.expm1(-(u**2) / 2)
         excess = sigma * (u * erf(u / np.sqrt(2)) + flat)
     elif shape == RECTLIN:
-        below = np.maximum(u, -40)  # where both terms have long been zero
+        below = np.maximum(u, -40)  # both terms are zero below −40
         density = np.exp(-(u**2) / 2) / np.sqrt(2 * np.pi)
         excess = sigma * (density + below * np.exp(log_ndtr(below)))
     else:
@@ -83,7 +83,7 @@ def excess_loss(shape: int, scale: float, sigma: float, offset: Any) -> Any:
 
 
 class Elementary(NamedTuple):
-    """A one-dimensional problem: a loss of one of the four `SHAPES`, its curvature setting A and noise σ²."""
+    """A one-dimensional problem: one of the four `SHAPES` of loss, the curvature setting A, and the noise σ²."""
 
     shape: str
     scale: float
@@ -114,11 +114,11 @@ class Elementary(NamedTuple):
 ELEMENTARY = tuple(
     Elementary(shape, scale, noise) for shape in SHAPES for noise in (10.0, 1.0, 0.1) for scale in (10.0, 1.0, 0.1)
 )
-"""The 36 columns of Figure 6, noisy ones first."""
+"""The 36 columns of Figure 6, in order of decreasing noise."""
 
 
 class RotatedQuadratic(NamedTuple):
-    """½ (θ−ξ)ᵀ H (θ−ξ) with H = Q diag(λ) Qᵀ: coordinates that pull on each other."""
+    """½ (θ−ξ)ᵀ H (θ−ξ) with H = Q diag(λ) Qᵀ: a quadratic with coupled coordinates."""
 
     hessian: Any
     noise: float
@@ -142,7 +142,7 @@ class RotatedQuadratic(NamedTuple):
 
 
 def rotated_quadratic(dim: int, condition: float = 100.0, noise: float = 1.0, seed: int = 0) -> RotatedQuadratic:
-    """Eigenvalues from 1/condition to 1, evenly in log, in a random basis."""
+    """Return a quadratic in a random basis, with eigenvalues from 1/condition to 1, evenly spaced on a log scale."""
     basis, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))
     eigenvalues = np.logspace(-np.log10(condition), 0, dim)
     return RotatedQuadratic(hessian=(basis * eigenvalues) @ basis.T, noise=noise)

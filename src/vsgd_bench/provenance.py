@@ -1,11 +1,11 @@
-"""What produced a result: digests of the syntax trees behind it.
+"""Digests of the source code that produced a result.
 
-Docstrings, comments, formatting and annotations are no part of a digest. There are two kinds:
+A digest is computed from syntax trees, without docstrings, comments, formatting and annotations. There are two kinds:
 
-- `modules_digest`: some modules and the modules of their package that they import, directly or not. It suits the
-  library, where a step may reach anything.
-- `definitions_digest`: a function and the top-level definitions of the laboratory that it refers to, directly or not.
-  A workload or an optimizer that is added beside it does not change the digest. The library is never followed.
+- `modules_digest` covers modules and the modules of their package that they import, directly or indirectly. It is
+  used for the library, where a step may call any function.
+- `definitions_digest` covers a function and the top-level definitions of this package that it refers to, directly or
+  indirectly. A new workload or optimizer in the same file does not change it. The library is not included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 LABORATORY = "vsgd_bench"
 
 NOT_EXECUTED = ("annotation", "returns", "type_params", "type_comment", "kind", "ctx")
-"""Fields of syntax trees that do not influence a result: all modules postpone the evaluation of annotations."""
+"""Fields of syntax trees that do not influence a result. Annotations are not evaluated in any module."""
 
 Find = Callable[[str], Path | None]
 """Returns the file of a module, or None if there is no such module."""
@@ -37,7 +37,7 @@ def installed(module: str) -> Path | None:
 
 
 def below(folder: Path) -> Find:
-    """Return a `Find` for the packages in a folder, which need not be importable."""
+    """Return a `Find` for the packages in a folder, which need not be on the import path."""
 
     def find(module: str) -> Path | None:
         path = folder.joinpath(*module.split("."))
@@ -53,7 +53,7 @@ def tree_of(file: Path) -> ast.Module:
 
 
 def parts(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that can influence a result. Empty ones are left out, since they depend on Python's version."""
+    """Yield the fields that can influence a result. Empty fields are skipped: they depend on the version of Python."""
     for name, value in ast.iter_fields(node):
         if isinstance(value, list):
             value = [item for item in value if not is_text(item)]
@@ -67,7 +67,7 @@ def is_text(node: Any) -> bool:
 
 
 def written(value: Any) -> str:
-    """Return a syntax tree as text: equal for programs that differ only in what is not executed."""
+    """Return a syntax tree as text. Docstrings, comments and annotations do not change it."""
     if isinstance(value, ast.AST):
         return f"{type(value).__name__}({', '.join(f'{name}={written(part)}' for name, part in parts(value))})"
     if isinstance(value, list):
@@ -98,7 +98,7 @@ def digest(texts: Iterable[str]) -> str:
 
 
 def imports(tree: ast.AST) -> dict[str, tuple[str, str | None]]:
-    """Return what each imported name stands for: a module, or a module and a name in it. Imports are absolute."""
+    """Return the source of each imported name: a module, or a module and a name in it. Imports are absolute."""
     found: dict[str, tuple[str, str | None]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -111,9 +111,9 @@ def imports(tree: ast.AST) -> dict[str, tuple[str, str | None]]:
 
 
 def import_closure(modules: Iterable[str], without: Iterable[str] = (), find: Find = installed) -> dict[str, Path]:
-    """Return the files of modules and of all modules of the same packages that they import, directly or not.
+    """Return the files of modules and of all modules of the same packages that they import, directly or indirectly.
 
-    The modules of `without` are left out, and what they import is not followed.
+    The modules of `without` are skipped, together with their imports.
     """
     pending = list(modules)
     excluded = set(without)
@@ -125,14 +125,14 @@ def import_closure(modules: Iterable[str], without: Iterable[str] = (), find: Fi
         if module in found or not is_ours or (file := find(module)) is None:
             continue
         found[module] = file
-        pending += [module.rpartition(".")[0]]  # packages are executed, too
+        pending += [module.rpartition(".")[0]]  # an import also executes the packages of a module
         for source, name in imports(tree_of(file)).values():
             pending += [source, f"{source}.{name}"]
     return found
 
 
 def modules_digest(modules: Iterable[str], without: Iterable[str] = (), find: Find = installed) -> str:
-    """Return a digest of modules and what they import of their own packages, some modules excepted."""
+    """Return a digest of the files of `import_closure`."""
     closure = import_closure(modules, without, find)
     return digest(f"{name}\n{text_of(closure[name])}" for name in sorted(closure))
 
@@ -148,7 +148,7 @@ class Definition(NamedTuple):
 
 
 def definitions(tree: ast.Module) -> dict[str, list[ast.stmt]]:
-    """Return the statements at the top level that define each name."""
+    """Return the top-level statements that define each name."""
     found: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -165,7 +165,7 @@ def definitions(tree: ast.Module) -> dict[str, list[ast.stmt]]:
 
 
 def reached(start: Definition, find: Find = installed) -> dict[Definition, list[ast.stmt]]:
-    """Return a definition and those that it refers to, directly or not, in its own module and in the laboratory."""
+    """Return a definition and all that it refers to, directly or indirectly, in its module and in `LABORATORY`."""
     found: dict[Definition, list[ast.stmt]] = {}
     pending = [start]
     while pending:
@@ -176,7 +176,7 @@ def reached(start: Definition, find: Find = installed) -> dict[Definition, list[
         tree = tree_of(file)
         imported = imports(tree)
         if (statements := definitions(tree).get(definition.name)) is None:
-            if definition.name in imported:  # a name that the module passes on
+            if definition.name in imported:  # the module imports the name and exports it
                 module, name = imported[definition.name]
                 pending += [Definition(module, name)] if name else []
             continue
@@ -193,13 +193,13 @@ def reached(start: Definition, find: Find = installed) -> dict[Definition, list[
 
 @functools.cache
 def definitions_digest(function: Callable[..., Any], find: Find = installed) -> str:
-    """Return a digest of a function at the top level of a module, and of the definitions that it refers to."""
+    """Return a digest of a top-level function and of the definitions that it refers to."""
     found = reached(Definition(function.__module__, function.__qualname__.partition(".")[0]), find)
     return digest(f"{key.module}.{key.name}\n{written(found[key])}" for key in sorted(found))
 
 
 def describe(value: Any, find: Find = installed) -> str:
-    """Return text that changes with a function, or with the function and arguments of a `functools.partial`."""
+    """Return text that identifies the code of a function, or of the function and arguments of a `functools.partial`."""
     if isinstance(value, functools.partial):
         arguments = [describe(argument, find) for argument in value.args]
         named = [f"{name}={describe(argument, find)}" for name, argument in sorted(value.keywords.items())]

@@ -1,4 +1,4 @@
-"""The figures as one page that needs nothing else, and their numbers as Markdown."""
+"""Write the figures as one self-contained page, and their numbers as Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPTS = ["plot.js", "controls.js", "special.js", "simulation.js", "gain.js", "
 
 
 def translated() -> str:
-    """The algorithms, the test problems and the loop over updates as JavaScript, and the constants that they need."""
+    """Return the algorithms, the test problems, the loop over updates and their constants as JavaScript."""
     translator = Translator()
     rows = [row.algorithm for row in comparison.ROWS] + [algorithm for algorithm, _ in drift.ALGORITHMS]
     algorithms = {a.name: translator.literal(a) for a in rows}
@@ -73,12 +73,12 @@ def html(items: list[Reproduced], request: Request) -> str:
     made = ", ".join(f"{name} {number}" for name, number in versions().items())
     body = f"""<h1>Learning rates that set themselves: the paper, reproduced</h1>
 <p>The figures of “Adaptive learning rates and parallelization for stochastic, sparse, non-smooth gradients”
-(Schaul &amp; LeCun 2013), computed anew by <code>vsgd</code>. Losses are excess expected losses in closed form; all
-algorithms see the same samples. Figures 1, 2, 6 and the last one can be changed: the simulations run in this page.</p>
+(Schaul &amp; LeCun 2013), reproduced by <code>vsgd</code>. Losses are excess expected losses in closed form. All
+algorithms see the same samples. Figures 1, 2, 6 and the last one are interactive: simulations run in this page.</p>
 <nav>{links}</nav>
 {"".join(_section(item) for item in items)}
 <h2>How this page was made</h2>
-<p><code>{escape(command(request))}</code> with {escape(made)}. What runs in the page is the package's own Python,
+<p><code>{escape(command(request))}</code> with {escape(made)}. The simulations are the package's own Python code,
 translated to JavaScript when the page was written.</p>"""
     data = {item.figure.name: item.data for item in items}
     *first, last = SCRIPTS
@@ -88,7 +88,7 @@ translated to JavaScript when the page was written.</p>"""
 def markdown(items: list[Reproduced], request: Request) -> str:
     lines = ["# The figures' key numbers", "", f"Written by `{command(request)}`."]
     for item in items:
-        lines += ["", f"## {heading(item)}", "", "| number | seen here | expected |", "|---|---|---|"]
+        lines += ["", f"## {heading(item)}", "", "| number | measured | expected |", "|---|---|---|"]
         lines += [f"| {n.what} | {n.value} | {n.expected} |" for n in item.numbers]
         lines += ["", _took(item.seconds)]
     made = ", ".join(f"{name} {number}" for name, number in versions().items())

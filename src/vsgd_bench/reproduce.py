@@ -1,4 +1,4 @@
-"""Compute what is missing, store it, draw it, report it. Interrupted work is taken up where it stopped."""
+"""Compute, store and draw figures. Finished parts are reused, so an interrupted command can be continued."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ SOURCES = (
     "vsgd_bench.simulate",
     "vsgd_bench.gain",
 )
-"""Modules that results depend on, besides that of the figure itself."""
+"""Modules that results depend on, in addition to the module of the figure."""
 
 CONFIGS = {"vSGD-fd": PAPER._asdict(), "vSGD": VSGD_2012._asdict()}
 
 
 class Reproduced(NamedTuple):
-    """A figure ready to be shown."""
+    """A figure with its picture and numbers."""
 
     figure: Figure
     png: bytes
     numbers: list[KeyNumber]
     seconds: float
-    """What its parts took to compute, when they were computed."""
+    """Total time of computing its parts, in seconds."""
     data: dict[str, Any] | None
-    """What its interactive part on the page needs."""
+    """Data of its interactive part on the page, or None."""
 
 
 def versions() -> dict[str, str]:
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 
 
 def _fingerprint(figure: Figure) -> str:
-    """Return a digest of the code behind a result, so that it is computed again when this changes."""
+    """Return a digest of the code behind a figure. If it changes, the figure is computed again."""
     modules = [*SOURCES, figure.draw.__module__]
     files = [(name, installed(name)) for name in modules]
     return digest(f"{name}\n{text_of(file)}" for name, file in files if file is not None)
@@ -61,7 +61,7 @@ def _slug(part: str) -> str:
 
 
 def _stored(figure: Figure, part: str, out: Path, request: Request) -> tuple[Path, dict[str, Any]]:
-    """Where a part is stored, and what has to be true of it to be used again."""
+    """Return the path of a stored part, and the values that its record must have to be reused."""
     wanted = {"figure": figure.name, "part": part, **request._asdict(), "source": _fingerprint(figure)}
     return out / "results" / f"figure-{figure.name}" / _slug(part), wanted
 
@@ -80,7 +80,7 @@ def _assemble(figure: Figure, loaded: dict[str, tuple[store.Arrays, dict[str, An
 
 
 def reproduce(names: list[str], out: Path, request: Request) -> list[Reproduced]:
-    """Draw these figures, and those others that the folder already holds all results for."""
+    """Return the named figures, and other figures whose results are all stored in the folder."""
     work = [(FIGURES[name], part, task) for name in names for part, task in FIGURES[name].parts(request).items()]
     with tqdm(work, unit="part", disable=None) as bar:
         for figure, part, task in bar:

@@ -2,7 +2,7 @@
 
     pandas.read_json("benchmarks/results/large.jsonl.gz", lines=True)
 
-A line is a run: what was run, what produced it, what came out, and a checksum of these.
+Each line is a run: its keys, its provenance, its results, and a checksum.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from vsgd.errors import UserError, one_line
 Record = dict[str, Any]
 
 FORMAT = 2
-"""Written to every line. Format 1 was one JSON file per run."""
+"""Version of the format, in every line. Format 1 was one JSON file per run."""
 
 WAITING_SECONDS = 60.0
-"""Time that a process waits for another one that is saving a run."""
+"""Maximum time to wait while another process saves a run."""
 
 CHUNK_BYTES = 1024
-"""Compressed bytes read at a time: damage loses at most the runs in one such chunk before it."""
+"""Compressed bytes read at a time. Damage in a file loses at most the runs in one such chunk before it."""
 
 
 class Contents(NamedTuple):
-    """What can be read of a file."""
+    """The readable content of a file."""
 
     records: list[Record]
     problem: str
-    """What cannot be read; empty if everything can."""
+    """Description of the damage; empty if there is none."""
 
 
 class RunFile:
     """The runs in one file, identified by the values of `keys`.
 
-    `save` replaces the whole file atomically. It holds a lock of the folder meanwhile, and first reads what other
-    processes have added. Readers therefore see complete files, and no process overwrites the runs of another.
+    `save` locks the folder, reads runs that other processes have added, and replaces the file atomically. Readers
+    therefore see complete files, and no process overwrites the runs of another.
     """
 
     def __init__(self, path: Path, keys: tuple[str, ...]):
@@ -74,12 +74,12 @@ class RunFile:
     def _key(self, record: Record) -> tuple[Any, ...]:
         if missing := [key for key in self.keys if key not in record]:
             raise UserError(
-                f"the runs in {self.path} are of another command: they have no {missing[0]}. Choose another."
+                f"the runs in {self.path} are of another command: they have no {missing[0]}. Choose another file."
             )
         return tuple(record[key] for key in self.keys)
 
     def _read(self) -> None:
-        """Read the file unless it is as this object last read or wrote it."""
+        """Read the file if it has changed since this object last read or wrote it."""
         version = _version(self.path)
         if version == self._version:
             return
@@ -87,7 +87,7 @@ class RunFile:
         if contents.problem:
             message = (
                 f"{self.path} is damaged: {contents.problem}. The other {len(contents.records)} runs are used. "
-                "Restore the file, or train what is missing again."
+                "Restore the file, or train the missing runs again."
             )
             print(f"vsgd: {one_line(message)}", file=sys.stderr)
         self._records = {self._key(record): record for record in contents.records}
@@ -100,7 +100,7 @@ def packed(records: Iterable[Record]) -> bytes:
 
 
 def unpacked(path: Path) -> Contents:
-    """Read a file as far as it is intact; an absent file holds no runs."""
+    """Return the intact runs of a file. A file that does not exist has no runs."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -123,16 +123,16 @@ def unpacked(path: Path) -> Contents:
         if record.get("format") != FORMAT:
             known = f"has format {record.get('format')}, but this version reads only format {FORMAT}"
             raise UserError(f"a run in {path} {known}. Use the version that wrote it, or another folder.")
-    problems = [f"{damaged + bool(rest)} lines are not what was written"] if damaged or rest else []
+    problems = [f"{damaged + bool(rest)} lines have a wrong checksum"] if damaged or rest else []
     return Contents(records, " and ".join([*problems, *(["its end is missing or unreadable"] if ends_early else [])]))
 
 
 def inflated(data: bytes) -> tuple[bytes, bool]:
-    """Decompress as much as possible, and return whether the data end or become unreadable too early."""
+    """Return the decompressed data, and whether they end too early or are damaged."""
     text = bytearray()
     ends_early = not data
     while data and not ends_early:
-        stream = zlib.decompressobj(wbits=31)  # of one gzip member; files joined by `cat` have several
+        stream = zlib.decompressobj(wbits=31)  # for one gzip member; files joined by `cat` have several
         try:
             for start in range(0, len(data), CHUNK_BYTES):
                 text += stream.decompress(data[start : start + CHUNK_BYTES])
@@ -144,7 +144,7 @@ def inflated(data: bytes) -> tuple[bytes, bool]:
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """Return what changes whenever the file is replaced; None if there is none."""
+    """Return a value that changes when the file is replaced; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:

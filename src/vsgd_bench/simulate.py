@@ -1,8 +1,8 @@
-"""Repeated runs of an algorithm on a test problem.
+"""Simulate repeated runs of an algorithm on a test problem.
 
-All algorithms see the same samples: noise is drawn beforehand, one stream per run, from one seed. Run r therefore does
-not depend on the number of runs or threads. Results are the parameters at a few checkpoints; losses follow from them in
-closed form.
+All algorithms see the same samples. Noise is drawn in advance, one stream per run, from one seed. Run r therefore does
+not depend on the number of runs or threads. Results are the parameters at a few checkpoints; losses are computed from
+them in closed form.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from vsgd_bench.problems import curvature as problem_curvature
 from vsgd_bench.problems import gradient as problem_gradient
 
 START = 1.0
-"""θ at the start, one away from the optimum."""
+"""Initial θ, at a distance of 1 from the optimum."""
 
 DIVERGED = 1e100
-"""A parameter larger than this is counted as infinite from then on."""
+"""A run whose parameter exceeds this has diverged: its parameter is infinite from then on."""
 
 BOOTSTRAP = 10
-"""Samples shown before the first update to those algorithms that ask for it."""
+"""Number of samples before the first update, for algorithms with a bootstrap."""
 
 
 class Noise(NamedTuple):
-    """Standard normal samples, runs × minibatches × n (× dimensions), and which of them have a non-zero gradient."""
+    """Standard normal samples, runs × minibatches × n (× dimensions), and a mask of those with non-zero gradient."""
 
     normal: Any
     present: Any
     lead: int
-    """How many minibatches come before the first update."""
+    """Number of minibatches before the first update."""
 
     @property
     def updates(self) -> int:
@@ -49,7 +49,7 @@ class Track(NamedTuple):
 
 
 def draw_noise(seed: int, runs: range, updates: int, n: int, dim: int | None = None, presence: float = 1.0) -> Noise:
-    """The samples of these runs. Each is non-zero with probability `presence`."""
+    """Return the samples of some runs. Each is non-zero with probability `presence`."""
     lead = -(-BOOTSTRAP // n)
     shape = (lead + updates, n) if dim is None else (lead + updates, n, dim)
     streams = [np.random.default_rng((seed, n, run)) for run in runs]
@@ -62,20 +62,22 @@ def draw_noise(seed: int, runs: range, updates: int, n: int, dim: int | None = N
 
 
 def powers_of_two(updates: int) -> list[int]:
-    """0, 1, 2, 4, … and the last update."""
+    """Return 0, 1, 2, 4, … and the number of updates."""
     return sorted({0, updates, *(2**k for k in range(updates.bit_length()))})
 
 
 def simulate(
     problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
 ) -> Track:
-    """Run in one fused loop if the problem is elementary, and vectorized over runs if it has more dimensions.
+    """Return the parameters and rates of all runs at the checkpoints.
+
+    One-dimensional problems run in a compiled loop, others in NumPy, vectorized over runs.
 
     Args:
-        problem: what to minimize.
+        problem: the problem to minimize.
         algorithm: the optimizer.
         noise: from `draw_noise`.
-        checkpoints: after how many updates to store the parameter; 0 is the start.
+        checkpoints: numbers of updates after which the parameter is stored; 0 is the start.
         centers: the optimum at each update, if it moves; 0 by default.
     """
     if not isinstance(problem, Elementary):
@@ -105,12 +107,12 @@ def simulate(
 
 
 def first_minibatch(algorithm: Algorithm, noise: Noise) -> int:
-    """The first minibatch that an algorithm is shown: those before the first update are a bootstrap."""
+    """Return the index of the first minibatch that an algorithm receives, which may be part of its bootstrap."""
     return noise.lead - min(noise.lead, -int(-algorithm.bootstrap // noise.normal.shape[2]))
 
 
 def _padded(centers: Any, noise: Noise) -> Any:
-    """The optimum at every minibatch, those before the first update included."""
+    """Return the optimum at every minibatch, including those before the first update."""
     if centers is None:
         return np.zeros(noise.lead + noise.updates)
     return np.concatenate([np.full(noise.lead, centers[0]), centers])
@@ -119,7 +121,7 @@ def _padded(centers: Any, noise: Noise) -> Any:
 def simulate_vectorized(
     problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
 ) -> Track:
-    """The same in NumPy, all runs at once: for problems of any dimension."""
+    """Simulate all runs at once in NumPy, for problems of any dimension."""
     shape = noise.normal.shape[:1] + noise.normal.shape[3:]
     thetas, rates = (np.full((*shape, len(checkpoints)), np.inf) for _ in Track._fields)
     theta, rate = np.full(shape, START), np.zeros(shape)
@@ -189,7 +191,7 @@ def fused_runs(
     thetas: Any,
     rates: Any,
 ) -> None:
-    """All runs one after the other, in scalars; only the checkpoints are stored. Compiled."""
+    """Simulate the runs one after the other, with scalars. This function is compiled; it stores checkpoints only."""
     runs, batches, n = normal.shape
     grads = np.empty(n)
     for run in range(runs):

@@ -1,4 +1,4 @@
-"""Results on disk: arrays as .npz, where they come from as .json beside it; both checked, whole or absent."""
+"""Results on disk: arrays in a .npz file, and their provenance in a .json file. Both are checked when read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _files(path: Path) -> tuple[Path, Path]:
 
 
 def save(path: Path, arrays: Arrays, origin: dict[str, Any]) -> None:
-    """Store arrays at `path`.npz and say in `path`.json what produced them."""
+    """Store arrays in `path`.npz and their provenance in `path`.json."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     data = buffer.getvalue()
@@ -33,7 +33,7 @@ def save(path: Path, arrays: Arrays, origin: dict[str, Any]) -> None:
 
 
 def load(path: Path, request: dict[str, Any]) -> tuple[Arrays, dict[str, Any]] | None:
-    """The arrays at `path` and their origin, or None if there are none for this request, or only damaged ones."""
+    """Return the arrays at `path` and their provenance, or None if they are absent, damaged or of another request."""
     data_file, note = _files(path)
     origin = disk.read_checked(note)
     if origin is None or any(origin.get(key) != value for key, value in request.items()):

@@ -119,7 +119,7 @@ def test_nothing_scrolls_sideways_on_a_phone(opened, table, dark):
 
 def test_a_folder_with_nothing_in_it(opened, table):
     page = opened(table._replace(cells={}, missing={("small", "vsgd"): "not run"}))
-    assert "Nothing has been run yet" in page.tab.inner_text("body")
+    assert "There are no runs yet" in page.tab.inner_text("body")
     page.tab.get_by_role("link", name="are missing").click()
     assert "What is missing" in page.tab.inner_text("#missing")
 

@@ -234,7 +234,7 @@ def test_pages_say_what_a_stranger_needs():
             "final loss at equal gradient evaluations",
             "final loss at equal seconds",
             "updates to target",
-            "What an update takes",
+            "Cost of an update",
         ):
             assert phrase in words, phrase
     assert "**0.75 ± 0.05**" in text
@@ -278,7 +278,7 @@ class TestWhatIsMissing:
         for words in self.pages(tmp_path / "nowhere")[1:]:
             assert "What is missing" in words
             assert "not run" in words
-        assert "Nothing has been run yet" in words
+        assert "There are no runs yet" in words
 
     def test_parts(self, folder):
         self.keep(folder, {(ADAM.name, None, 0), (GRID.name, 0.001, 0), (GRID.name, 0.1, 0)})
@@ -349,10 +349,10 @@ def test_the_command_writes_both_pages(tmp_path):
     assert not list(tmp_path.rglob(".*")), "temporary files were left"
 
 
-def test_the_command_trains_nothing_if_told_so(tmp_path, capsys):
+def test_stored_writes_pages_without_training(tmp_path, capsys):
     narrow = ("--workloads", "digits-logistic", "--optimizers", "prodigy", "--seeds", "1", "--jobs", "1")
     assert main(["compare", "--quick", *narrow, "--stored", "--out", str(tmp_path)]) == 0
-    assert "Nothing has been run yet" in (tmp_path / "quick" / "index.html").read_text()
+    assert "There are no runs yet" in (tmp_path / "quick" / "index.html").read_text()
     assert not (tmp_path / "quick.jsonl.gz").exists()
 
 

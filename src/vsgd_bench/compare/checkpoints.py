@@ -1,4 +1,4 @@
-"""Weights on disk that a workload starts from."""
+"""Files with the initial weights of workloads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def save_weights(path: Path, model: nn.Module, origin: dict[str, Any]) -> None:
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Fill a model in. It may have adapters besides, nothing else may be missing."""
+    """Load weights into a model. Only adapters may be missing in the file."""
     if (found := store.load(path, {})) is None:
         raise UserError(f"there is no checkpoint {path}")
     weights = {name: torch.tensor(value) for name, value in found[0].items()}

@@ -1,4 +1,4 @@
-"""The work of `vsgd compare`."""
+"""The implementation of `vsgd compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train the runs that a table needs and that are not stored."""
+"""Train the runs of a table that are not stored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vsgd_bench.compare.workloads import Workload
 Key = tuple[str, str, Setting, int]
 
 GROWTH = 2
-"""Rates by which a grid is expected to grow, for the estimate of the remaining time."""
+"""Expected number of rates added to a grid, for the estimate of the remaining time."""
 
 
 def key_of(job: Job) -> Key:
@@ -28,10 +28,10 @@ def key_of(job: Job) -> Key:
 
 
 class Plan:
-    """The runs that are needed, as far as is known. What a search needs next depends on its finished runs.
+    """The runs to train. The next runs of a search depend on its finished runs.
 
     Attributes:
-        attempted: runs that this process has tried. Failed runs are tried once.
+        attempted: runs that this process has started. Failed runs are not repeated.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Plan:
         return self.runs.is_current(job) and (run.outcome != "failed" or key_of(job) in self.attempted)
 
     def jobs(self) -> list[Job]:
-        """Return the runs to do next."""
+        """Return the runs to train next."""
         states, chosen = {}, self.given
         if chosen is None:
             states = searches(self.workloads, self.methods, self.runs, self.usable)
@@ -74,7 +74,7 @@ class Plan:
         return key_of(job) in self.attempted or (run is not None and self.usable(job, run))
 
     def waiting(self, jobs: Sequence[Job]) -> dict[tuple[str, str], int]:
-        """Return how many runs of each workload and method are expected: those of now, and those that may follow."""
+        """Return the expected number of runs of each workload and method, including later runs of searches."""
         now = Counter((job.workload.name, job.method.name) for job in jobs)
         if self.given is not None:
             return dict(now)
@@ -101,9 +101,9 @@ def compute(
     given: Chosen | None = None,
     suite_workloads: Sequence[Workload] | None = None,
 ) -> None:
-    """Train what is not stored, or was trained with another version of the source or of a package.
+    """Train runs that are not stored, or that another version of the source or of a package trained.
 
-    If settings are given, they run in place of searches. A run that fails, or cannot be saved, ends nothing.
+    Given settings replace searches. If a run fails or cannot be saved, the others continue.
     """
     plan = Plan(workloads, methods, seeds, runs, given, suite_workloads)
     for name, why in plan.absent.items():

@@ -1,4 +1,4 @@
-"""Losses as they fall, for the page to draw, and shares of workloads solved as a picture."""
+"""Learning curves for the page, and a plot of the fraction of workloads solved."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ STYLES = {
     "adopt": (BROWN, ":"),
     "lbfgs": (GREY, "-"),
 }
-"""Relatives share a color; what has a schedule is dash-dotted."""
+"""Related methods share a color. Methods with a schedule are dash-dotted."""
 TUNING_DASHES = {"single": "--", "default": ":"}
-"""Of the rows of a method that are not tuned on each workload."""
-MOST_TIMES = 100.0
-"""Profiles end where an optimizer takes so many times as long as the fastest."""
+"""Line styles of rows that are not tuned on each workload."""
+MAX_TIMES = 100.0
+"""Right end of profiles: the time of an optimizer divided by that of the fastest."""
 
 
 def _style(method: Method) -> dict[str, Any]:
@@ -63,23 +63,23 @@ def _style(method: Method) -> dict[str, Any]:
 
 
 def _dashes(method: Method) -> str | None:
-    """Lengths of dashes and gaps as SVG has them."""
+    """Return the lengths of dashes and gaps in the format of SVG."""
     return {"-": None, "--": "7 4", "-.": "8 3 2 3", ":": "2 3"}[_style(method)["ls"]]
 
 
 def _column(runs: list[Run], field: str, missing: float) -> Any:
-    """Seeds × evaluation points; runs that ended early are filled up."""
+    """Return an array of seeds × evaluation points. Runs that ended early are padded with `missing`."""
     longest = max(len(run.updates) for run in runs)
     return np.array([getattr(run, field) + [missing] * (longest - len(run.updates)) for run in runs], float)
 
 
 def _rounded(values: Any) -> list[float]:
-    """Five digits are more than a curve shows."""
+    """Return the values with five digits, which is enough for curves."""
     return [float(f"{value:.5g}") for value in values]
 
 
 def _curve(workload: Workload, runs: list[Run]) -> dict[str, list[float]]:
-    """What was spent and the held-out loss: mean, best and worst of the seeds."""
+    """Return the budget spent and the held-out loss: mean, minimum and maximum over seeds."""
     losses = _column(runs, "held_out", math.inf)
     if workload.online:
         losses = losses.cumsum(axis=1) / np.arange(1, losses.shape[1] + 1)
@@ -100,10 +100,10 @@ def _target(table: Table, workload: Workload) -> float | None:
 
 
 def data(table: Table) -> dict[str, Any]:
-    """What the page draws (`vsgd_bench/web/compare.js`)."""
+    """Return the data of the plots on the page (`vsgd_bench/web/compare.js`)."""
     return {
         "axes": AXES,
-        "most": MOST_TIMES,
+        "most": MAX_TIMES,
         "workloads": [{"name": w.name, "title": w.title, "target": _target(table, w)} for w in table.workloads],
         "methods": [
             {"name": m.name, "title": m.title, "ours": m.name == OURS, "color": _style(m)["color"], "dash": _dashes(m)}
@@ -115,9 +115,9 @@ def data(table: Table) -> dict[str, Any]:
 
 
 def draw_profiles(table: Table, axis: str) -> Canvas:
-    """The share of workloads and seeds on which the target was reached, against how much longer than the fastest.
+    """Draw the fraction of workloads and seeds solved against the time relative to the fastest method.
 
-    Of methods with a grid, only the tuned rows are drawn.
+    For methods with a grid, only the tuned rows are drawn.
     """
     table = table._replace(methods=tuple(method for method in table.methods if "/" not in method.name))
     canvas = Canvas(figsize=(11, 5), layout="constrained")
@@ -126,17 +126,17 @@ def draw_profiles(table: Table, axis: str) -> Canvas:
     solved = {name: float(np.isfinite(ratios).mean()) for name, ratios in found.items()}
     for method in sorted((m for m in table.methods if m.name in found), key=lambda method: -solved[method.name]):
         ratios = found[method.name]
-        times = np.concatenate([[1.0], ratios[ratios <= MOST_TIMES], [MOST_TIMES]])
+        times = np.concatenate([[1.0], ratios[ratios <= MAX_TIMES], [MAX_TIMES]])
         shares = [(ratios <= time).mean() for time in times]
         label = f"{method.title}: {solved[method.name]:.0%} solved"
         axes.step(times, shares, where="post", label=label, **_style(method))
     axes.set_xscale("log")
-    axes.set_xlim(1, MOST_TIMES)
+    axes.set_xlim(1, MAX_TIMES)
     axes.set_ylim(0, 1.02)
     axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1×", "2×", "5×", "10×", "20×", "50×", "100×"])
     axes.set_yticks(np.linspace(0, 1, 6), [f"{share:.0%}" for share in np.linspace(0, 1, 6)])
-    axes.set_xlabel(f"{AXES[axis]} to the target, times those of the fastest optimizer")
-    axes.set_ylabel("share of workloads and seeds solved")
+    axes.set_xlabel(f"{AXES[axis]} to the target, relative to the fastest optimizer")
+    axes.set_ylabel("fraction of workloads and seeds solved")
     axes.spines[["top", "right"]].set_visible(False)
     if found:
         axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9, handlelength=2.6)

@@ -1,4 +1,4 @@
-"""The data of the workloads: bundled with scikit-learn, or read from the folder that VSGD_DATA names."""
+"""The data of the workloads. They come with scikit-learn, or from the folder that VSGD_DATA names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vsgd_bench.datasets import MissingData, locate
 
 
 class Split(NamedTuple):
-    """Rows to learn from and rows to be judged on. Each seed shuffles anew."""
+    """Training rows and held-out rows. The split depends on the seed."""
 
     x: Tensor
     y: Tensor
@@ -38,8 +38,8 @@ def shuffled(x: Tensor, y: Tensor, seed: int, test: float = 0.2) -> Split:
 
 @functools.cache
 def digits() -> tuple[Tensor, Tensor]:
-    """1,797 handwritten digits of 8×8 pixels between 0 and 1."""
-    from sklearn.datasets import load_digits  # takes as long to import as torch, and few workloads need it
+    """Return 1,797 handwritten digits of 8×8 pixels between 0 and 1."""
+    from sklearn.datasets import load_digits  # imported here since it takes as long as importing torch
 
     images, labels = load_digits(return_X_y=True)
     return torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
@@ -47,14 +47,14 @@ def digits() -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def fashion(part: str) -> tuple[Tensor, Tensor]:
-    """Clothes, 28×28 pixels between 0 and 1; `part` is "train" or "t10k"."""
+    """Return Fashion-MNIST, 28×28 pixels between 0 and 1. `part` is "train" or "t10k"."""
     pixels = np.frombuffer(read(f"fashion-mnist/{part}-images-idx3-ubyte.gz"), np.uint8, offset=16).copy()
     labels = np.frombuffer(read(f"fashion-mnist/{part}-labels-idx1-ubyte.gz"), np.uint8, offset=8).copy()
     return torch.tensor(pixels.reshape(-1, 1, 28, 28)), torch.tensor(labels, dtype=torch.int64)
 
 
 def fashion_split(seed: int, train: int = 6000, test: int = 1000) -> Split:
-    """Few enough of the published training and test images for a run of seconds."""
+    """Return a random part of the published training and test images."""
     rng = torch.Generator().manual_seed(seed)
     parts = []
     for part, size in (("train", train), ("t10k", test)):
@@ -66,20 +66,20 @@ def fashion_split(seed: int, train: int = 6000, test: int = 1000) -> Split:
 
 @functools.cache
 def shakespeare() -> tuple[Any, Tensor]:
-    """The characters that there are, and the text as their numbers."""
+    """Return the sorted characters of the text, and the text as indices of characters."""
     symbols, codes = np.unique(np.frombuffer(read("shakespeare.txt.gz"), np.uint8), return_inverse=True)
     return symbols, torch.tensor(codes)
 
 
 def characters(seed: int, length: int, train: int, test: int = 200) -> tuple[Split, int]:
-    """Random passages to learn from the first nine tenths, others to be judged on from the last."""
+    """Return random training passages from the first 90 % of the text, and held-out passages from the rest."""
     symbols, text = shakespeare()
     border = len(text) * 9 // 10
     return passages(text[:border], text[border:], seed, length, train, test), len(symbols)
 
 
 def passages(learned: Tensor, held_out: Tensor, seed: int, length: int, train: int, test: int) -> Split:
-    """Random passages of two texts; the target is the character after each."""
+    """Return random passages of two texts. The target of each character is the next one."""
     rng = torch.Generator().manual_seed(seed)
     parts: list[Tensor] = []
     for text, count in ((learned, train), (held_out, test)):
@@ -91,7 +91,7 @@ def passages(learned: Tensor, held_out: Tensor, seed: int, length: int, train: i
 
 @functools.cache
 def newsgroup_text(part: str) -> Tensor:
-    """The posts of "train" or "test" as one text in Shakespeare's characters."""
+    """Return the posts of "train" or "test" as one text with the characters of `shakespeare`."""
     symbols, _ = shakespeare()
     lines = read(f"20newsgroups/{part}.tsv.gz").splitlines()
     text = np.frombuffer(b"\n".join(line.partition(b"\t")[2] for line in lines), np.uint8)
@@ -99,28 +99,28 @@ def newsgroup_text(part: str) -> Tensor:
 
 
 def newsgroup_characters(seed: int, length: int, train: int, test: int = 200) -> tuple[Split, int]:
-    """The same as `characters` from posts, for models that know Shakespeare's characters."""
+    """Return passages as `characters` does, from posts, for models trained on Shakespeare."""
     learned, held_out = newsgroup_text("train"), newsgroup_text("test")
     return passages(learned, held_out, seed, length, train, test), len(shakespeare()[0])
 
 
 @functools.cache
 def movielens() -> tuple[Tensor, Tensor]:
-    """User and item of 100,000 ratings; the ratings."""
+    """Return users and items of 100,000 ratings, and the ratings."""
     table = np.loadtxt(read("movielens-100k/u.data.gz").decode().splitlines(), dtype=np.int64)
     return torch.tensor(table[:, :2] - 1), torch.tensor(table[:, 2], dtype=torch.float32)
 
 
 @functools.cache
 def numbers(name: str) -> tuple[Tensor, Tensor]:
-    """A CSV file of numbers, the target last."""
+    """Return the columns of a CSV file of numbers; the last one is the target."""
     values = np.loadtxt(read(name).decode().splitlines(), delimiter=",", skiprows=1)
     return torch.tensor(values[:, :-1], dtype=torch.float32), torch.tensor(values[:, -1], dtype=torch.float32)
 
 
 @functools.cache
 def adult() -> tuple[Tensor, Tensor]:
-    """The census: columns of numbers standardized, one column for each value of the others; earns more than 50K?"""
+    """Return census data and whether a person earns more than 50K. Numbers are standardized; categories are one-hot."""
     head, *rows = (line.split(",") for line in read("adult.csv.gz").decode().splitlines())
     columns = list(zip(*rows, strict=True))
     parts: list[Any] = []
@@ -135,18 +135,18 @@ def adult() -> tuple[Tensor, Tensor]:
 
 
 def standardized(split: Split) -> Split:
-    """Columns of mean 0 and deviation 1 over the rows to learn from, as one would for any network."""
+    """Return columns with mean 0 and standard deviation 1 over the training rows."""
     mean, deviation = split.x.mean(0), split.x.std(0)
     return split._replace(x=(split.x - mean) / deviation, x_test=(split.x_test - mean) / deviation)
 
 
 WORDS = 10_000
-"""The newsgroups' most frequent words that are told apart."""
+"""Size of the vocabulary of the newsgroups: the most frequent words."""
 
 
 @functools.cache
 def newsgroups(length: int = 120) -> Split:
-    """The first words of each post, the rest of the row being `WORDS`; the group it was sent to."""
+    """Return the first words of each post, padded with `WORDS`, and its group."""
     lines = {part: read(f"20newsgroups/{part}.tsv.gz").decode().splitlines() for part in ("train", "test")}
     posts = {part: [line.partition("\t")[::2] for line in lines[part]] for part in lines}
     frequent = Counter(word for _, text in posts["train"] for word in text.split()).most_common(WORDS)

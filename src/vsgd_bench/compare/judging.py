@@ -1,4 +1,4 @@
-"""Compare runs: signs, ratios of losses with confidence intervals, goals, and the time to a target."""
+"""Compare runs: wins and losses, ratios of losses with confidence intervals, goals, and the time to a target."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vsgd_bench.compare.train import Run
 from vsgd_bench.compare.workloads import Workload
 
 AXES = {"updates": "updates", "evaluations": "gradient evaluations", "seconds": "seconds"}
-"""Fields of `Run` that a budget can be counted in, and what to call them."""
+"""Fields of `Run` that measure a budget, and their names on pages."""
 
 MEASURES = {"final": "final", "best": "best", "final_training": "training"}
-"""Fields of `Run` that methods are compared by, and what to call them."""
+"""Fields of `Run` that methods are compared by, and their names on pages."""
 
 SIGNS = {"better": "+", "not worse": "=", "worse": "−"}
 
@@ -30,16 +30,16 @@ RESAMPLES = 10_000
 
 REFERENCE = ADAMW_COSINE.name
 TOLERANCE = 1.02
-"""The target of a workload and seed is the final loss of the best `REFERENCE` times this."""
+"""The target of a workload and seed is the final loss of the tuned `REFERENCE` times this."""
 
 
 class Goal(NamedTuple):
-    """What is expected of vSGD against an opponent on the workloads of a suite.
+    """A goal for vSGD against an opponent on the workloads of a suite.
 
     Attributes:
-        not_worse: the share of workloads on which its loss is not worse.
-        better: the share of workloads on which its loss is better.
-        ratio_below: what the geometric mean of its loss ratios stays below.
+        not_worse: minimum fraction of workloads on which its loss is not worse.
+        better: minimum fraction of workloads on which its loss is better.
+        ratio_below: upper limit of the geometric mean of its loss ratios.
     """
 
     not_worse: float = 0.0
@@ -68,7 +68,7 @@ TUNED_GOALS = {
 
 
 def goal_of(row: Method, comparison: Comparison) -> Goal | None:
-    """Return the goal against a row of the table, as the protocol states it."""
+    """Return the goal against a row of the table, as stated in `docs/protocol.md`."""
     if comparison.axis != "updates" or row.ours:
         return None
     at_defaults = not row.rates or row.name.endswith("/default")
@@ -78,7 +78,7 @@ def goal_of(row: Method, comparison: Comparison) -> Goal | None:
 
 
 class Comparison(NamedTuple):
-    """A loss to compare by, and what is equal then."""
+    """The loss to compare, and the budget at which losses are compared."""
 
     measure: str
     axis: str
@@ -95,7 +95,7 @@ COMPARISONS = (*AT_EQUAL_UPDATES, Comparison("final", "evaluations"), Comparison
 class Spread(NamedTuple):
     mean: float
     error: float
-    """Standard error of the mean; 0 where there is but one seed."""
+    """Standard error of the mean; 0 if there is only one seed."""
 
 
 def spread(values: Any) -> Spread:
@@ -127,19 +127,19 @@ def effect(ratios: Sequence[float]) -> Effect:
 
 
 class Difference(NamedTuple):
-    """Our losses against those of an opponent on a workload."""
+    """The losses of vSGD compared with those of an opponent on a workload."""
 
     sign: str
     """"better", "not worse" or "worse"."""
     ratio: float
-    """Geometric mean over seeds of our loss over that of the opponent."""
+    """Geometric mean over seeds of the loss of vSGD divided by that of the opponent."""
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Difference:
     """Compare losses that are paired by seed.
 
-    The sign is decided by the confidence interval of the mean logarithm of the ratio (paired t). If one of the two
-    diverges on more seeds, it is worse. A single seed has no interval, so its difference decides.
+    The sign depends on the confidence interval of the mean logarithm of the ratio (paired t). If one of the two
+    diverges on more seeds, it is worse. With a single seed there is no interval, and the difference decides.
     """
     pairs = list(zip(ours, theirs, strict=True))
     logs = [log_ratio(a, b) for a, b in pairs]
@@ -155,12 +155,12 @@ def _sign(mean: float, margin: float) -> str:
 
 
 def has_failed(cell: Cell) -> bool:
-    """A crash says nothing about the optimizer, so it is no defeat."""
+    """Return whether a run failed. Failed runs are not compared, since a crash is not a result of the optimizer."""
     return any(run.outcome == "failed" for run in cell.runs.values())
 
 
 def loss_at(run: Run, axis: str, budget: float) -> float:
-    """The held-out loss when so much was spent."""
+    """Return the held-out loss at a budget, by linear interpolation."""
     spent = getattr(run, axis)
     if budget >= spent[-1]:
         return run.held_out[-1]
@@ -170,7 +170,7 @@ def loss_at(run: Run, axis: str, budget: float) -> float:
 
 
 def compared(table: Table, workload: Workload, opponent: str, comparison: Comparison) -> Difference | None:
-    """Compare our runs with those of an opponent on a workload; None if that is not possible."""
+    """Compare the runs of vSGD and an opponent on a workload. Return None if they cannot be compared."""
     mine, its = table.cells.get((workload.name, OURS)), table.cells.get((workload.name, opponent))
     if mine is None or its is None or has_failed(mine) or has_failed(its):
         return None
@@ -179,7 +179,7 @@ def compared(table: Table, workload: Workload, opponent: str, comparison: Compar
     if axis == "updates":
         return difference([getattr(a, measure) for a, _ in pairs], [getattr(b, measure) for _, b in pairs])
     if workload.online:
-        return None  # less of a stream is other rows
+        return None  # a part of a stream has other rows
     budgets = [min(getattr(a, axis)[-1], getattr(b, axis)[-1]) for a, b in pairs]
     return difference(
         [loss_at(a, axis, budget) for (a, _), budget in zip(pairs, budgets, strict=True)],
@@ -188,7 +188,7 @@ def compared(table: Table, workload: Workload, opponent: str, comparison: Compar
 
 
 def differences(table: Table, opponent: str, comparison: Comparison) -> list[Difference]:
-    """Return our differences to an opponent on all workloads where they are known."""
+    """Return the differences between vSGD and an opponent on all workloads where they are known."""
     found = (compared(table, workload, opponent, comparison) for workload in table.workloads)
     return [each for each in found if each is not None]
 
@@ -199,9 +199,9 @@ def count_signs(found: Iterable[Difference]) -> dict[str, int]:
 
 
 def target_ratios(table: Table, opponent: str, axis: str) -> list[float]:
-    """Return by workload what we spend until the target over what an opponent spends, a geometric mean over seeds.
+    """Return the ratio of the budgets of vSGD and an opponent to the target, by workload; a geometric mean over seeds.
 
-    A miss counts as infinite, and ratios are limited. Seeds on which both miss the target are left out.
+    The budget is infinite if the target is missed, and ratios are clipped. Seeds on which both miss it are skipped.
     """
     logs: dict[str, list[float]] = {}
     for race in races(table, axis):
@@ -212,18 +212,18 @@ def target_ratios(table: Table, opponent: str, axis: str) -> list[float]:
 
 
 def targets(table: Table, workload: Workload) -> dict[int, float]:
-    """The held-out loss that is to be reached, by seed: held-out rows differ between seeds."""
+    """Return the target loss of each seed. Held-out rows differ between seeds."""
     if (cell := table.cells.get((workload.name, REFERENCE))) is None:
         return {}
     return {seed: TOLERANCE * run.final for seed, run in cell.runs.items() if math.isfinite(run.final)}
 
 
 def time_to(run: Run, goal: float, axis: str, online: bool) -> float:
-    """What was spent until the loss was first as low; infinite if it never was."""
+    """Return the budget until the loss first reached the goal; infinite if it never did."""
     spent: list[float] = getattr(run, axis)
     losses = run.held_out
     if online:
-        return spent[-1] if run.final <= goal else math.inf  # the mean over the stream is known at its end
+        return spent[-1] if run.final <= goal else math.inf  # the mean over the stream is known only at its end
     for k, loss in enumerate(losses):
         if loss <= goal:
             if k == 0:
@@ -234,7 +234,7 @@ def time_to(run: Run, goal: float, axis: str, online: bool) -> float:
 
 
 class Race(NamedTuple):
-    """What each method spent until the target of a workload and seed was reached; infinite if it never was."""
+    """The budget of each method until it reached the target of a workload and seed; infinite if it never did."""
 
     workload: str
     seed: int
@@ -242,7 +242,7 @@ class Race(NamedTuple):
 
 
 def races(table: Table, axis: str) -> list[Race]:
-    """All workloads and seeds that have a target, with the methods that were run on them."""
+    """Return the races of all workloads and seeds that have a target."""
     return [
         Race(
             workload.name,
@@ -259,7 +259,7 @@ def races(table: Table, axis: str) -> list[Race]:
 
 
 def profiles(table: Table, axis: str) -> dict[str, Any]:
-    """For each method, how many times longer than the fastest it took, on each workload and seed that it was run on."""
+    """Return the time of each method relative to the fastest, for each workload and seed that it ran on."""
     ratios: dict[str, list[float]] = {method.name: [] for method in table.methods}
     for race in races(table, axis):
         fastest = min(race.spent.values(), default=math.inf)

@@ -1,8 +1,7 @@
-"""The large suite: nine networks of today's kinds, trained for longer.
+"""The large suite: nine networks with modern architectures, trained for one to three minutes each.
 
-Sizes were chosen so that a run takes one to three minutes on one core: the time of 20 updates was measured with each
-optimizer, and the number of updates follows from it. Where SOAP takes several times as long as AdamW, on the
-autoencoder and on Adult, it is SOAP that takes minutes.
+The number of updates was chosen by the measured time of 20 updates with each optimizer on one core. On the autoencoder
+and on Adult, SOAP takes several times as long as AdamW; there, only SOAP takes minutes.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from vsgd_bench.compare.data import Split
 from vsgd_bench.compare.workloads import FASHION, Task, Workload
 
 LENGTH = 64
-"""Characters of a passage."""
+"""Length of a passage, in characters."""
 
 PADDING = 2
-"""Pixels by which an augmented image is moved at most."""
+"""Maximum shift of an augmented image, in pixels."""
 
 
 def shakespeare_gpt(seed: int, sparse: bool) -> Task:
@@ -38,7 +37,7 @@ def newsgroups_lora(seed: int, sparse: bool) -> Task:
 
 
 def augment(images: Tensor, labels: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Mirror half of the images, and move each by up to `PADDING` pixels."""
+    """Mirror half of the images, and shift each by up to `PADDING` pixels."""
     mirrored = torch.rand(len(images), 1, 1, 1, generator=rng) < 0.5
     padded = F.pad(torch.where(mirrored, images.flip(-1), images), (PADDING,) * 4)
     windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
@@ -70,7 +69,7 @@ def fashion_autoencoder(seed: int, sparse: bool) -> Task:
 
 
 def add_noise(images: Tensor, _: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images mixed with noise of a random level, and the level as a second channel; the noise is the target."""
+    """Return images with noise of a random level, with the level as a second channel. The target is the noise."""
     level = torch.rand(len(images), 1, 1, 1, generator=rng)
     noise = torch.randn(images.shape, generator=rng)
     noisy = (1 - level.square()).sqrt() * (2 * images - 1) + level * noise

@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts each next symbol from those before it."""
+    """A transformer that predicts the next symbol from all symbols before it."""
 
     def __init__(self, symbols: int, length: int, width: int = 128, heads: int = 4, depth: int = 6):
         super().__init__()
@@ -56,7 +56,7 @@ class Adapted(nn.Linear):
 
 
 def add_adapters(model: nn.Module) -> nn.Module:
-    """Freeze a transformer and let every linear layer of its blocks be adapted. Names of weights stay as they are."""
+    """Freeze a transformer and add adapters to the linear layers of its blocks. Names of weights do not change."""
     model.requires_grad_(False)
     for block in [module for module in model.modules() if isinstance(module, Block)]:
         for name, layer in list(block.named_children()):
@@ -66,7 +66,7 @@ def add_adapters(model: nn.Module) -> nn.Module:
 
 
 class ViT(nn.Module):
-    """Classifies 28×28 images from patches of 4×4 pixels."""
+    """A transformer that classifies 28×28 images from patches of 4×4 pixels."""
 
     def __init__(self, classes: int = 10, width: int = 64, heads: int = 4, depth: int = 4):
         super().__init__()
@@ -82,7 +82,7 @@ class ViT(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions with BatchNorm around a skip connection, which is a convolution where the shape changes."""
+    """Two convolutions with BatchNorm and a skip connection. If the shape changes, the latter has a convolution."""
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
@@ -101,7 +101,7 @@ class Residual(nn.Module):
 
 
 def resnet(classes: int = 10, width: int = 16) -> nn.Sequential:
-    """Three stages of two residual blocks for 28×28 images, of which the first convolution keeps every second pixel."""
+    """Return a ResNet for 28×28 images: a convolution with stride 2, then three stages of two residual blocks."""
     stages = [(width, 1), (width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1)]
     layers: list[nn.Module] = [nn.Conv2d(1, width, 3, 2, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     inputs = width
@@ -112,7 +112,7 @@ def resnet(classes: int = 10, width: int = 16) -> nn.Sequential:
 
 
 class RowGRU(nn.Module):
-    """Reads a 28×28 image row by row."""
+    """A GRU that reads a 28×28 image row by row."""
 
     def __init__(self, classes: int = 10, width: int = 128):
         super().__init__()
@@ -125,12 +125,12 @@ class RowGRU(nn.Module):
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
-    """A convolution of a U-Net, normalized."""
+    """Return a convolution of a U-Net with normalization."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
 
 
 class Denoiser(nn.Module):
-    """A U-Net of two resolutions: the noise of an image, whose second channel is the noise level."""
+    """A U-Net of two resolutions. It returns the noise of an image, whose second channel is the noise level."""
 
     def __init__(self, width: int = 16):
         super().__init__()

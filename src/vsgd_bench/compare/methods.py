@@ -1,4 +1,4 @@
-"""A method of training: how its optimizer is created, which settings are tried, which weights are evaluated."""
+"""A method: how its optimizer is created, which settings are tried, and which weights are evaluated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DECAYS = (0.0, 0.01, 0.1, 1.0)
 
 
 class Setting(NamedTuple):
-    """What is tuned. None: the optimizer's own default."""
+    """Values of the tuned hyperparameters. None is the default of the optimizer."""
 
     rate: float | None = None
     decay: float | None = None
@@ -27,41 +27,41 @@ class Setting(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """What is known of a run before it starts."""
+    """The length of a run."""
 
     updates: int
     rows: int
-    """Training examples."""
+    """Number of training examples."""
     epochs: int
-    """Passes over the training examples."""
+    """Number of passes over the training examples."""
 
 
 Make = Callable[[nn.Module, Any, Budget], Any]
-"""Returns an optimizer of a model with a `Setting`: an object with `step(closure)`."""
+"""Returns an optimizer for a model and a `Setting`: an object with a method `step(closure)`."""
 
 EvaluationModel = Callable[[Any, nn.Module], AbstractContextManager[nn.Module]]
 
 
 @contextmanager
 def as_it_is(optimizer: Any, model: nn.Module) -> Iterator[nn.Module]:
-    """Most optimizers are judged at the weights that they are at."""
+    """Yield the model unchanged. Most optimizers are evaluated at their current weights."""
     yield model
 
 
 class Method(NamedTuple):
-    """An optimizer with the settings that it is tried with.
+    """An optimizer and its settings.
 
     Attributes:
         make: creates the optimizer.
-        note: what it is, for readers.
-        default: the setting that its authors or its package propose.
+        note: description for readers.
+        default: the setting that its authors or its package recommend.
         rates: the learning rates that a search begins with; empty if nothing is tuned.
         decays: the values of weight decay that a search tries; empty if it is not tuned.
-        package: where it comes from on PyPI; `module` is how that is imported.
-        sparse: whether it takes sparse gradients.
-        evaluation_model: gives the model to judge it by.
-        averages: whether its weights are averages, at which the statistics of BatchNorm are recomputed.
-        full_batch_only: whether it needs a loss without noise.
+        package: its package on PyPI; `module` is the name to import.
+        sparse: whether it supports sparse gradients.
+        evaluation_model: returns a context manager with the model to evaluate.
+        averages: whether averaged weights are evaluated. BatchNorm statistics are then recomputed.
+        full_batch_only: whether it requires a loss without noise.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Muon for the weights inside a network, AdamW for the others, as Muon's author asks for.
+"""Muon for hidden matrices and AdamW for the other parameters, as recommended by the author of Muon.
 
-https://kellerjordan.github.io/posts/muon: embeddings, the input layer, the output layer and everything that is no
-matrix belong to AdamW; the filters of a convolution are a matrix of one row an output channel.
+https://kellerjordan.github.io/posts/muon: AdamW trains embeddings, the input layer, the output layer, and parameters
+that are not matrices. The filters of a convolution are a matrix with one row per output channel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Parameters(NamedTuple):
 
 
 def split_parameters(model: nn.Module) -> Parameters:
-    """Each trainable parameter once. The first and the last matrix of all layers, in their order, are not hidden."""
+    """Return hidden matrices and other parameters. The first and the last matrix of the network are not hidden."""
     layers = [module for module in model.modules() if isinstance(module, LAYERS)]
     matrices = [(layer, p) for layer in layers for p in layer.parameters(recurse=False) if p.ndim > 1]
     inside = {p for layer, p in matrices[1:-1] if not isinstance(layer, EMBEDDINGS)}
@@ -30,13 +30,13 @@ def split_parameters(model: nn.Module) -> Parameters:
 
 
 def muon_and_adamw(model: nn.Module, lr: float, weight_decay: float) -> list[Optimizer]:
-    """Both, or the one that there are parameters for. They share a rate: Muon's steps are scaled to those of AdamW."""
+    """Return both optimizers, or one if the other has no parameters. Muon's steps are scaled to those of AdamW."""
     hidden, other = split_parameters(model)
     optimizers: list[Optimizer] = []
     if other:
         optimizers.append(AdamW(other, lr=lr, weight_decay=weight_decay))
     if hidden:
-        # torch's Muon takes nothing but matrices: those of filters share their memory
+        # torch's Muon accepts matrices only; the matrices of filters share their memory
         matrices = [p if p.ndim == 2 else nn.Parameter(p.detach().view(len(p), -1)) for p in hidden]
 
         def pass_gradients(*_: Any) -> None:

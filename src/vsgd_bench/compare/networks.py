@@ -1,4 +1,4 @@
-"""The networks of the workloads: real architectures in small."""
+"""The networks of the small suite: common architectures with few parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU between them."""
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -17,7 +17,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 def cnn(normalize: bool) -> nn.Sequential:
-    """Two convolutions with pooling for 28×28 images, and a linear layer."""
+    """Return two convolutions with pooling and a linear layer, for 28×28 images."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((1, 8), (8, 16)):
         norm = [nn.BatchNorm2d(outputs)] if normalize else []
@@ -26,7 +26,7 @@ def cnn(normalize: bool) -> nn.Sequential:
 
 
 class CharTransformer(nn.Module):
-    """Predicts each next character from those before it."""
+    """A transformer that predicts the next character from all characters before it."""
 
     def __init__(self, symbols: int, length: int, width: int = 64, heads: int = 4, depth: int = 2):
         super().__init__()
@@ -48,7 +48,7 @@ class CharTransformer(nn.Module):
 
 
 class CharLSTM(nn.Module):
-    """The same, recurrent."""
+    """An LSTM that predicts the next character."""
 
     def __init__(self, symbols: int, width: int = 96):
         super().__init__()
@@ -62,7 +62,7 @@ class CharLSTM(nn.Module):
 
 
 class Factors(nn.Module):
-    """A rating as the product of a user's and an item's factors, and a bias of each."""
+    """A rating as the product of the factors of user and item, plus their biases."""
 
     def __init__(self, users: int, items: int, sparse: bool, width: int = 8):
         super().__init__()
@@ -79,7 +79,7 @@ class Factors(nn.Module):
 
 
 class WordBag(nn.Module):
-    """The mean of the words' embeddings, and two linear layers."""
+    """The mean of word embeddings, followed by two linear layers."""
 
     def __init__(self, words: int, classes: int, sparse: bool, width: int = 32):
         super().__init__()
@@ -92,7 +92,7 @@ class WordBag(nn.Module):
 
 
 class Point(nn.Module):
-    """A point in space, and its distance to others as `hessian` measures it."""
+    """A point, and its squared distance to others in the metric `hessian`."""
 
     def __init__(self, hessian: Tensor):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The optimizers that vSGD is compared with, set up as their authors recommend."""
+"""The optimizers that vSGD is compared with, in the configuration that their authors recommend."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vsgd_bench.compare.muon import muon_and_adamw
 from vsgd_bench.compare.schedules import Scheduled, cosine, warm_up_updates
 
 ADAM_RATES = RATES[5:10]
-"""3.2e-4 to 3.2e-2: where a search begins if steps are normalized."""
+"""3.2e-4 to 3.2e-2: first rates of a search for optimizers with normalized steps."""
 
 SGD_RATES = RATES[8:13]
-"""1e-2 to 1: where it begins if steps are proportional to the gradient."""
+"""1e-2 to 1: first rates of a search for optimizers whose steps are proportional to the gradient."""
 
 EMA_SHARE = 0.1
-"""Horizon of the average of AdamW's weights, as a share of the updates."""
+"""Horizon of the average of AdamW's weights, as a fraction of the updates."""
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -39,7 +39,7 @@ def schedule_free_average(optimizer: Any, model: nn.Module) -> Iterator[nn.Modul
 def dog_average(optimizer: Any, model: nn.Module) -> Iterator[nn.Module]:
     average = optimizer.averager.averaged_model
     for mine, its in zip(average.buffers(), model.buffers(), strict=True):
-        mine.copy_(its)  # averaging makes NaN of the -inf in an attention mask
+        mine.copy_(its)  # averaging turns −inf in an attention mask into NaN
     yield average
 
 
@@ -49,7 +49,7 @@ def weight_average(optimizer: Any, model: nn.Module) -> Iterator[nn.Module]:
 
 
 class AveragedDoG:
-    """DoG with the average of its weights, without which its authors do not want it to be used."""
+    """DoG with an average of its weights, as its authors require."""
 
     def __init__(self, model: nn.Module):
         package = importlib.import_module("dog")
@@ -79,7 +79,7 @@ class AveragedAdamW:
 
 
 def from_package(module: str, name: str, model: nn.Module, setting: Setting, budget: Budget, **options: Any) -> Any:
-    """Create an optimizer at its defaults except for the setting and the options."""
+    """Return an optimizer with its defaults, except for the setting and the options."""
     tuned = {"lr": setting.rate, "weight_decay": setting.decay}
     make = getattr(importlib.import_module(module), name)
     with redirect_stdout(io.StringIO()):  # Prodigy prints its options
@@ -89,7 +89,7 @@ def from_package(module: str, name: str, model: nn.Module, setting: Setting, bud
 def with_cosine(
     module: str, name: str, model: nn.Module, setting: Setting, budget: Budget, warm_up: bool = True, **options: Any
 ) -> Any:
-    """Create the same with cosine decay to zero, after warm-up unless that is switched off."""
+    """Return an optimizer of a package with cosine decay to zero, and with warm-up if `warm_up`."""
     optimizer = from_package(module, name, model, setting, budget, **options)
     return Scheduled([optimizer], cosine(budget.updates, warm_up_updates(budget.updates) if warm_up else 0))
 
@@ -121,7 +121,7 @@ def _torch(name: str, title: str, optimizer: str, note: str, **options: Any) -> 
 
 
 def _packaged(name: str, title: str, package: str, optimizer: str, note: str) -> Method:
-    """Return an optimizer of a package at its defaults."""
+    """Return an optimizer of a package with its defaults."""
     return Method(name, title, partial(from_package, package, optimizer), note, package=package, module=package)
 
 
@@ -243,7 +243,7 @@ LBFGS = _torch(
 )._replace(full_batch_only=True)
 
 TUNED = (SGD, MOMENTUM, ADAM, ADAMW_COSINE, MOMENTUM_COSINE, SOAP_COSINE, MUON_COSINE)
-"""Those whose settings are searched."""
+"""Optimizers with a learning rate, whose settings are searched."""
 
 FREE = (
     PRODIGY,
@@ -256,9 +256,9 @@ FREE = (
     DOG,
     COCOB,
 )
-"""Those that promise to need no tuning."""
+"""Optimizers that require no tuning, according to their authors."""
 
 AT_DEFAULTS = (ADAGRAD, SCHEDULE_FREE_RADAM, ADAMW_EMA, KRON, ADAN, ADOPT)
-"""Those that run at their defaults only."""
+"""Optimizers that run with their defaults only."""
 
 OPPONENTS = (*TUNED, *FREE, *AT_DEFAULTS, LBFGS)

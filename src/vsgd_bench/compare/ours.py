@@ -1,4 +1,4 @@
-"""vSGD: its default, the paper's, and the default with one deviation from the paper taken back at a time."""
+"""vSGD: its default, the algorithm of the paper, and the default without one of its differences from the paper."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def default(model: nn.Module, setting: Setting, budget: Budget) -> Any:
 
 
 def with_algorithm(algorithm: Networks | Paper, model: nn.Module, setting: Setting, budget: Budget) -> Any:
-    """Return the optimizer. It is told the number of steps per epoch if it sees the training rows repeatedly."""
+    """Return the optimizer. `steps_per_epoch` is set if there is more than one epoch."""
     steps_per_epoch = None if budget.epochs == 1 or algorithm is PAPER else budget.updates / budget.epochs
     return VSGD(trainable(model), algorithm=algorithm, steps_per_epoch=steps_per_epoch)
 
@@ -58,13 +58,13 @@ ABLATIONS = (
     DEFAULT,
     _without("eigenbasis", "no eigenbasis", eigenbasis=False),
     _without("step-limit", "steps not limited", step_limit=1e6),
-    _without("grad-clip", "gradients not cut", grad_clip=1e6),
+    _without("grad-clip", "gradients not clipped", grad_clip=1e6),
     _without("memory", "memory not capped", min_memory_cap=1e6),
     _without("inflation", "no variance inflation", variance_inflation=1.0),
-    _without("shrinkage", "curvature each for itself", shrinkage=0.0),
+    _without("shrinkage", "curvature not shrunk", shrinkage=0.0),
     _without("interval", "a second gradient at every step", probe_interval=1.0),
     _without("average", "no averaging", average_iterates=False),
-    _without("window", "windows may be short", window_share=0.0),
+    _without("window", "no minimum window", window_share=0.0),
     _without("horizon", "rates for a single step", max_horizon=1.0),
     DEFAULT._replace(name="vsgd-decay", title="no weight decay", make=without_decay, note="`VSGD(model.parameters())`"),
     _without("momentum", "no momentum", max_momentum=0.0),

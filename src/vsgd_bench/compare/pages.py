@@ -1,4 +1,4 @@
-"""The comparison as one page that needs nothing else, and its tables as Markdown."""
+"""Write the comparison as one self-contained page, and its tables as Markdown."""
 
 from __future__ import annotations
 
@@ -28,85 +28,87 @@ SETTLED = (
     "defaults were chosen elsewhere."
 )
 PROTOCOL = (
-    "Every optimizer starts a seed from the same weights and sees the same minibatches in the same order.",
+    "For each seed, all optimizers have the same initial weights and the same minibatches in the same order.",
     GRIDS,
     "Evaluation uses the weights that the optimizer's authors recommend: averages for Schedule-Free, DoG and AdamW "
     "with EMA, with the statistics of BatchNorm recomputed from 20 minibatches.",
-    "Seconds are processor time of one thread, without evaluation and compilation. Runs side by side share caches, so "
-    "they are accurate to some tens of percent.",
-    "Schedules (warm-up, cosine decay) know the number of updates. vSGD knows the number of updates per epoch if rows "
-    "are repeated.",
-    "The training loss is that of 2,000 training rows, at the end and at the weights of the held-out loss. The "
-    "difference of the two is overfitting.",
-    "Gradient evaluations are counted where the loss is computed; vSGD may take more than one an update.",
-    "A loss that is not finite ends a run as diverged: its loss is infinite.",
+    "Seconds are processor time of one thread, without evaluation and compilation. Parallel runs share caches, so "
+    "seconds are accurate to some tens of percent.",
+    "Schedules (warm-up, cosine decay) use the number of updates. vSGD uses the number of updates per epoch if there "
+    "is more than one epoch.",
+    "The training loss is that of 2,000 training rows at the end, with the weights of the held-out loss. The "
+    "difference of the two losses is overfitting.",
+    "Gradient evaluations are counted when the loss is computed. vSGD may need more than one per update.",
+    "A loss that is not finite ends a run. The run has diverged, and its final loss is infinite.",
     SETTLED,
-    "Online, rows come once and in order; the loss is that of the next rows before they are learned from, and the "
-    "final loss is the mean over the stream.",
+    "Online, each row is seen once, in order. The loss is that of the next rows before they are learned. The final "
+    "loss is the mean over the stream.",
 )
 LONG = 50
-"""Characters after which a cell may be broken into lines."""
+"""Number of characters above which a cell may be wrapped."""
 
 PROFILE = (
     f"For each workload and seed the target is {TOLERANCE:g} times the final loss of tuned AdamW with cosine decay. "
-    "A curve shows on which share of workloads and seeds an optimizer reaches it within a multiple of the time of the "
-    "fastest optimizer. High is good: the left shows how often an optimizer is (nearly) the fastest, the right how "
-    "often it reaches the target at all. A miss counts as infinite. Tuned AdamW reaches the target by definition."
+    "A curve shows the fraction of workloads and seeds on which an optimizer reaches it within a multiple of the time "
+    "of the fastest optimizer. Higher is better. The left end shows how often an optimizer is nearly the fastest, the "
+    "right end how often it reaches the target at all. Tuned AdamW reaches the target by definition."
 )
 
 CURVES = (
-    "Mean over seeds; the band reaches from the best to the worst seed. The dotted line is the mean target. Curves "
-    "that diverge leave the picture. Online, the mean loss so far is drawn."
+    "Mean over seeds, with a band from the best to the worst seed. The dotted line is the mean target. Diverging "
+    "curves leave the plot. Online, the mean loss so far is drawn."
 )
 
 
 class Page(NamedTuple):
-    """What a page says before its tables, and the arguments that make it."""
+    """Title and introduction of a page, and the command-line arguments that write it."""
 
     title: str
     words: str
     flag: str = ""
     constants: str = SETTLED
-    """Where those of vSGD come from."""
+    """How the constants of vSGD were chosen."""
 
 
 SMALL = Page(
-    "Optimizers on small networks, side by side",
+    "Comparison of optimizers on small networks",
     "vSGD has nothing to tune. An optimizer with a learning rate has three rows: tuned on each workload, at the one "
     "setting that is best for all workloads in hindsight, and at its defaults. The others run at their defaults. The "
-    "protocol is in `docs/protocol.md`. What vSGD is worse at comes first.",
+    "protocol is in `docs/protocol.md`. The first table lists where vSGD is worse.",
 )
 SCIENCE = Page(
-    "Optimizers on problems of science, side by side",
+    "Comparison of optimizers on problems of science",
     f"Equations, signals, molecules, tables and control instead of images and text. {SMALL.words}",
     " --suite science",
-    "No constant of vSGD was chosen on these problems.",
+    "No constant of vSGD's learning rates was chosen on these problems. Momentum and weight decay were chosen on six "
+    "of them (all but the rod), among others.",
 )
-LARGE = Page("Optimizers on larger networks, side by side", SMALL.words, " --suite large")
+LARGE = Page("Comparison of optimizers on larger networks", SMALL.words, " --suite large")
 UNSEEN = Page(
-    "Optimizers on unseen networks, side by side",
-    f"Networks on which vSGD was not developed. {SMALL.words}",
+    "Comparison of optimizers on unseen networks",
+    f"Networks on which most of vSGD was not developed. {SMALL.words}",
     " --suite unseen",
-    "No constant of vSGD's rates was settled on these networks, nor changed after they were first run. How running "
-    "statistics of BatchNorm follow the weights was settled on the depthwise CNN, among others.",
+    "No constant of vSGD's learning rates was chosen on these networks or changed after their first run. Momentum and "
+    "weight decay were chosen on five of them (adding, waves, diabetes, mixer, encoder), and the correction of "
+    "BatchNorm statistics on the depthwise CNN, among others.",
 )
 QUICK = Page(
     SMALL.title,
     "**This is the quick version: few workloads and optimizers, and a third of the epochs. It shows what the command "
-    f"does, not who is better.** {SMALL.words}",
+    f"does, not which optimizer is better.** {SMALL.words}",
     " --quick",
 )
 SENSITIVITY = Page(
     "Sensitivity to the constants",
-    "Each constant of vSGD's default, halved and doubled.",
+    "The default with each of its constants halved and doubled.",
     " --sensitivity",
 )
 ABLATED = Page(
-    "What each deviation from the paper is for",
-    "vSGD's default for networks, and the same with one deviation from the pseudocode taken back at a time.",
+    "Ablations: the default without one difference from the paper",
+    "vSGD's default for networks, and the default without one of its differences from Algorithm 1.",
     " --ablations",
 )
-STRESS = Page("Made harder, nothing tuned", "Does the default ever diverge?", " --stress")
+STRESS = Page("Stress test", "The default on harder workloads, without tuning.", " --stress")
 
 
 def command(table: Table, page: Page) -> str:
@@ -116,7 +118,7 @@ def command(table: Table, page: Page) -> str:
 
 
 def protocol(table: Table, page: Page) -> list[str]:
-    """How it was measured, also where the rates were chosen if that was not here."""
+    """Return the sentences of the protocol."""
     instead = {SETTLED: page.constants}
     if table.chosen.file is not None:
         instead[GRIDS] = (
@@ -128,7 +130,7 @@ def protocol(table: Table, page: Page) -> list[str]:
 
 
 def origin(table: Table, page: Page) -> str:
-    """What produced the numbers of a table."""
+    """Return the command and the versions that produced a table."""
     packages = ["torch", *sorted({method.package for method in table.methods} - {"vsgd", "torch"})]
     made = [f"vsgd {__version__}", *(f"{name} {number}" for name in packages if (number := _version(name)))]
     seeds = "1 seed" if table.seeds == 1 else f"{table.seeds} seeds"
@@ -143,12 +145,12 @@ def _version(package: str) -> str | None:
 
 
 def tables_only(table: Table, page: Page, grids: list[Grid]) -> str:
-    """A page of these tables, as Markdown."""
+    """Return a page of tables as Markdown."""
     return "\n".join([*_opening(table, page), *_sections(grids, origin(table, page)), ""])
 
 
 def markdown(table: Table, page: Page) -> str:
-    """All tables, and how they were measured."""
+    """Return all tables and the protocol as Markdown."""
     measured = ["", "## How it was measured", "", *(f"- {text}" for text in protocol(table, page))]
     lacking = missing(table)
     grids = all_tables(table) + ([lacking] if lacking.rows else [])
@@ -174,7 +176,7 @@ def _row(cells: list[str]) -> str:
 
 
 def _rich(text: str) -> str:
-    """Markdown's bold and code as HTML."""
+    """Return text with Markdown's bold and code as HTML."""
     text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text))
     return re.sub(r"`(.+?)`", r"<code>\1</code>", text)
 
@@ -193,10 +195,10 @@ def _table(grid: Grid, made: str) -> str:
 
 
 def _drawings(table: Table) -> str:
-    """Where the page's script draws."""
+    """Return the elements in which the script of the page draws."""
     if not table.cells:
-        return "<p><b>Nothing has been run yet</b>, so there is nothing to draw.</p>"
-    return f"""<div class=panel><h2 class=inner>Choose what to compare</h2><div id=choose></div></div>
+        return "<p><b>There are no runs yet</b>, so there is nothing to draw.</p>"
+    return f"""<div class=panel><h2 class=inner>Select workloads and optimizers</h2><div id=choose></div></div>
 <noscript><p><b>The drawings need JavaScript.</b> The tables do not.</p></noscript>
 <h2>Share of workloads solved</h2><p>{PROFILE}</p><div id=profiles></div>
 <h2>Held-out losses</h2><p>{CURVES}</p><div id=curves class=charts></div>"""

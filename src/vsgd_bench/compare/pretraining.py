@@ -1,4 +1,4 @@
-"""The weights that some workloads start from, trained once and stored beside the runs."""
+"""Initial weights of some workloads. They are trained once and stored in the folder of the runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vsgd_bench.compare.workloads import Workload
 
 
 def with_checkpoint(folder: Path, workload: Workload) -> Workload:
-    """Return the workload with the path of its first weights, which are trained unless the folder has them."""
+    """Return the workload with the path of its initial weights. They are trained if the folder does not have them."""
     if workload.pretraining is None:
         return workload
     job = pretraining_job(workload)

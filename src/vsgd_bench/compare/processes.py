@@ -1,4 +1,4 @@
-"""Work in processes of its own: one that fails, or dies, takes nothing else with it."""
+"""Run jobs in worker processes. A job that fails, or whose process dies, does not affect the others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Worker(NamedTuple):
 
 
 def serve(pipe: Connection) -> None:
-    """What a worker does until nobody is at the other end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started it stops it
+    """Run the jobs received from a pipe and send the results, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process stops it
     while True:
         try:
             job: Job = pipe.recv()
@@ -41,12 +41,12 @@ def start() -> Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
-    theirs.close()  # so that we notice when the worker is no more
+    theirs.close()  # so that reading raises EOFError after the worker has died
     return Worker(process, ours)
 
 
 def run_all(jobs: Iterable[Job], processes: int) -> Iterator[tuple[Job, Run]]:
-    """Runs as they are done, in whatever order that is."""
+    """Yield jobs and their runs in the order in which they finish."""
     waiting = list(reversed(list(jobs)))
     busy: dict[Any, tuple[Worker, Job]] = {}
     workers = [start() for _ in range(min(processes, len(waiting)))]
@@ -55,7 +55,7 @@ def run_all(jobs: Iterable[Job], processes: int) -> Iterator[tuple[Job, Run]]:
         while waiting or busy:
             while waiting and idle:
                 worker, job = idle.pop(), waiting.pop()
-                if not worker.process.is_alive():  # killed while it had nothing to do
+                if not worker.process.is_alive():  # killed while it was idle
                     worker = start()
                     workers.append(worker)
                 worker.pipe.send(job)

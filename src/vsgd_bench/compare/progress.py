@@ -1,4 +1,4 @@
-"""A line that shows how many runs are done and how long the others will take."""
+"""A progress line: the number of finished runs, and the estimated remaining time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 FIRST_GUESS_SECONDS = 10.0
-"""Of a run of which nothing similar is known."""
+"""Estimated time of a run before any run has finished."""
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words, with the precision that an estimate has."""
+    """Return a duration in words, rounded as an estimate."""
     minutes = round(seconds / 60)
     if minutes < 1:
         return "less than a minute"
@@ -22,9 +22,9 @@ def duration(seconds: float) -> str:
 class Progress:
     """Counts runs, and estimates the remaining time.
 
-    The seconds of a run are the mean over earlier runs of the same workload and method, else of the same workload,
-    else of all. The estimate is scaled by the time that the finished runs really took, so it includes evaluation, and
-    adapts to the number of processes.
+    The time of a run is the mean over earlier runs of the same workload and method. If there are none, it is the mean
+    over the workload, or over all runs. The estimate is multiplied by the ratio of elapsed to estimated time of the
+    finished runs, so that it includes evaluation and adapts to the number of processes.
     """
 
     def __init__(self, processes: int, clock: Callable[[], float] = time.monotonic):
@@ -33,7 +33,7 @@ class Progress:
         self.done, self.expected_done = 0, 0.0
 
     def learn(self, workload: str, method: str, seconds: float) -> None:
-        """Use the time that a run took in the estimates."""
+        """Add the time of a run to the estimates."""
         for key in ((workload, method), (workload,), ()):
             self.seconds.setdefault(key, []).append(seconds)
 
@@ -45,12 +45,12 @@ class Progress:
         return FIRST_GUESS_SECONDS
 
     def finish(self, workload: str, method: str) -> None:
-        """Count a run that has ended."""
+        """Count a finished run."""
         self.done += 1
         self.expected_done += self.expected(workload, method)
 
     def left(self, waiting: dict[tuple[str, str], int]) -> float:
-        """Return the estimated seconds until so many runs of each workload and method have ended."""
+        """Return the estimated seconds until all runs are finished. `waiting` counts them by workload and method."""
         total = sum(count * self.expected(*pair) for pair, count in waiting.items())
         if self.expected_done > 0:
             return total * (self.clock() - self.began) / self.expected_done
@@ -60,7 +60,7 @@ class Progress:
         return f"{self.done} runs done, about {sum(waiting.values())} to go, {duration(self.left(waiting))} left"
 
     def show(self, waiting: dict[tuple[str, str], int], stream: Any = None) -> None:
-        """Print the line: over the last one on a terminal, otherwise now and then."""
+        """Print the line. On a terminal it replaces the last one; elsewhere it is printed at intervals."""
         stream = stream or sys.stderr
         if stream.isatty():
             stream.write(f"\r\x1b[K{self.line(waiting)}")

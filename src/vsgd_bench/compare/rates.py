@@ -1,4 +1,4 @@
-"""The settings that a comparison chose, in a file from which a later one can take them."""
+"""The settings that a comparison has chosen, in a file that later comparisons can read."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Chosen(NamedTuple):
     """The settings of methods with a grid."""
 
     tuned: Mapping[tuple[str, str], Setting] = MappingProxyType({})
-    """The best one of each workload, by the names of workload and method."""
+    """The best setting of each workload, by the names of workload and method."""
     single: Mapping[str, Setting] = MappingProxyType({})
-    """The best one for all workloads together, by the name of the method."""
+    """The best single setting for all workloads, by the name of the method."""
     file: Path | None = None
-    """Where they were read from, if they were."""
+    """The file that they were read from, or None."""
 
     @property
     def file_name(self) -> str:
-        """The name of the file as pages show it."""
+        """Name of the file for pages."""
         return "" if self.file is None else one_line(self.file.name)
 
 
@@ -40,7 +40,7 @@ def text_of(suite: str, chosen: Chosen) -> str:
 
 
 def read(file: Path, suite: str, workloads: Iterable[Workload], methods: Iterable[Method]) -> Chosen:
-    """Read what `text_of` wrote, and check that it is of this suite."""
+    """Read a file written from `text_of`. Raise UserError if it is of another suite."""
     names = [workload.name for workload in workloads]
     grids = {method.name: method for method in methods if method.rates}
     if not grids:
@@ -82,6 +82,6 @@ def _parsed(file: Path) -> dict[str, Any]:
             return content
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}. {WHAT_TO_DO}") from None
-    except (ValueError, RecursionError, KeyError, TypeError):  # not JSON, nested without end, or without names
+    except (ValueError, RecursionError, KeyError, TypeError):  # not JSON, nested too deeply, or a name is missing
         pass
     raise UserError(f"{file} {NO_SETTINGS}. {WHAT_TO_DO}")

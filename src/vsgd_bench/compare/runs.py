@@ -1,4 +1,4 @@
-"""Runs of the comparison on disk: one file per suite, and what produced each run."""
+"""Stored runs of the comparison: one file per suite, with the provenance of each run."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ KEYS = ("workload", "method", "rate", "decay", "seed")
 
 OPTIMIZER_MODULES = ("vsgd.torch",)
 WITHOUT_INFLUENCE = ("vsgd", "vsgd.disk", "vsgd.errors")
-"""Modules that the optimizer imports but that cannot change a result: names and version, files, messages."""
+"""Modules that the optimizer imports but that cannot change a result."""
 
 PRETRAINING = ADAMW_COSINE, Setting(1e-3, 0.01)
-"""The method and setting that trains the checkpoints."""
+"""The method and setting that train the checkpoints."""
 
 
 class Job(NamedTuple):
-    """A run that may be stored, or is to be trained."""
+    """Identifies a run, which may be stored or has to be trained."""
 
     workload: Workload
     method: Method
@@ -54,27 +54,27 @@ def source_digest() -> str:
 
 @functools.cache
 def training_digest() -> str:
-    """Return a digest of what every run executes."""
+    """Return a digest of the training loop, which all runs share."""
     return definitions_digest(train)
 
 
 def pretraining_job(workload: Workload) -> Job:
-    """Return the job that trains the weights that a workload starts from."""
+    """Return the job that trains the initial weights of a workload."""
     assert workload.pretraining is not None
     return Job(workload.pretraining, *PRETRAINING, seed=0)
 
 
 def identity(job: Job) -> dict[str, Any]:
-    """Return what a stored run must agree with to be shown as this job."""
+    """Return the values that a stored run must have to be shown as this job."""
     workload = job.workload
     names = {"workload": workload.name, "method": job.method.name, **job.setting._asdict(), "seed": job.seed}
     return {**names, "batch": workload.batch, "epochs": workload.epochs}
 
 
 def provenance(job: Job) -> dict[str, Any]:
-    """Return what a stored run must also agree with, or be trained again.
+    """Return digests and versions. If those of a stored run differ, the run is out of date and trained again.
 
-    The runs of opponents depend on the laboratory and on the version of their package, but not on the library.
+    The runs of opponents depend on `vsgd_bench` and on the version of their package, but not on the library `vsgd`.
     """
     workload, method = job.workload, job.method
     found = {
@@ -96,7 +96,7 @@ def wanted(job: Job) -> dict[str, Any]:
 
 
 class Runs:
-    """The stored runs of a suite in `folder`/`suite`.jsonl.gz. Runs of the `shared` suites are used, too."""
+    """The stored runs of a suite, in `folder`/`suite`.jsonl.gz, and those of the `shared` suites."""
 
     def __init__(self, folder: Path, suite: str, shared: tuple[str, ...] = ()):
         if (folder / "runs").is_dir():
@@ -107,7 +107,7 @@ class Runs:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of weights that workloads start from."""
+        """Folder of the initial weights of workloads."""
         return self.folder / self.suite / "checkpoints"
 
     def __iter__(self) -> Iterator[Record]:
@@ -119,18 +119,18 @@ class Runs:
         self._own.save({**wanted(job), "versions": versions, **run._asdict()})
 
     def load(self, job: Job) -> Run | None:
-        """Return the run, whatever version of the source it was trained with; None if there is none."""
+        """Return the run, trained with any version of the source; None if there is none."""
         if (record := self._record(job)) is None:
             return None
         return Run(**{field: record[field] for field in Run._fields})
 
     def is_current(self, job: Job) -> bool:
-        """Return whether the run was trained with the present source and packages."""
+        """Return whether the run was trained with the current source and packages."""
         record = self._record(job)
         return record is not None and record["provenance"] == provenance(job)
 
     def _record(self, job: Job) -> Record | None:
-        """Return a current record if there is one, otherwise any."""
+        """Return a current record if there is one, otherwise an outdated one; None if there is none."""
         same = identity(job)
         found = [file.get(*(same[key] for key in KEYS)) for file in (self._own, *self._shared)]
         records = [r for r in found if r is not None and all(r[key] == value for key, value in same.items())]

@@ -1,4 +1,4 @@
-"""Learning rates that rise and fall as the number of updates prescribes."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 WARM_UP_SHARE = 0.05
-"""Of the updates, while the learning rate rises."""
+"""Fraction of the updates during which the learning rate rises."""
 
 
 def cosine(updates: int, warm_up: int = 0) -> Callable[[int], float]:
-    """Factor of the learning rate at each update: a line up to 1 at `warm_up`, then half a cosine to 0 at `updates`."""
+    """Return the factor of the rate at each update: linear up to 1 at `warm_up`, then a cosine to 0 at `updates`."""
 
     def factor(update: int) -> float:
         if update < warm_up:
@@ -30,7 +30,7 @@ def warm_up_updates(updates: int) -> int:
 
 
 class Scheduled:
-    """Optimizers of one model, whose learning rates follow `factor`."""
+    """Optimizers of one model with a common schedule, `factor`."""
 
     def __init__(self, optimizers: Sequence[Optimizer], factor: Callable[[int], float]):
         self.optimizers = optimizers

@@ -1,7 +1,7 @@
-"""The suite "science": what is trained outside of images and text. Data are generated from the seed; seconds each.
+"""The suite "science": problems other than images and text. Data are generated from the seed. Each run takes seconds.
 
-Where training minimizes something other than the quantity of interest, the rows say so: a column of the targets
-selects the loss. Held-out rows are judged by the quantity of interest, without noise.
+The held-out loss is that of the quantity of interest, without noise. If training minimizes another loss, a column of
+the targets selects the loss of each row.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from vsgd_bench.compare.workloads import Task, Workload
 
 
 def smooth_mlp(*widths: int) -> nn.Sequential:
-    """Return linear layers with tanh between them: derivatives of any order exist."""
+    """Return linear layers with tanh between them, so that all derivatives exist."""
     layers = [module for a, b in itertools.pairwise(widths) for module in (nn.Linear(a, b), nn.Tanh())]
     return nn.Sequential(*layers[:-1])
 
 
 def gradient(output: Tensor, x: Tensor) -> Tensor:
-    """Return the derivative of each row's output by its inputs."""
+    """Return the derivative of the output of each row with respect to its inputs."""
     (found,) = torch.autograd.grad(output.sum(), x, create_graph=True)
     return found
 
@@ -37,7 +37,7 @@ BOUNDARY_WEIGHT = 30.0
 
 
 class Potential(nn.Module):
-    """Returns u and its Laplacian at points of the plane."""
+    """A function u of the plane; `forward` returns u and its Laplacian."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +53,14 @@ class Potential(nn.Module):
 
 
 def weighted_squares(output: Tensor, target: Tensor) -> Tensor:
-    """Columns of the target: u, its weight, the Laplacian, its weight."""
+    """Return the weighted squared error. Columns of the target: u, its weight, the Laplacian, its weight."""
     u, weight, laplacian, laplacian_weight = target.unbind(1)
     errors = weight * (output[:, 0] - u).square() + laplacian_weight * (output[:, 1] - laplacian).square()
     return errors.mean()
 
 
 def poisson(seed: int, sparse: bool) -> Task:
-    """Solve Δu = f on the unit square with u = 0 at its boundary, for a known u; held-out loss is the error of u."""
+    """Solve Δu = f on the unit square with u = 0 on its boundary. The held-out loss is the error of u."""
     rng = torch.Generator().manual_seed(seed)
     weights = torch.randn(MODES, MODES, generator=rng)
     k = math.pi * torch.arange(1, MODES + 1)
@@ -68,7 +68,7 @@ def poisson(seed: int, sparse: bool) -> Task:
     def rows(points: Tensor, weight: float, laplacian_weight: float) -> Tensor:
         waves = torch.sin(points[:, 0:1, None] * k[:, None]) * torch.sin(points[:, 1:2, None] * k)
         u, laplacian = (waves * weights).sum((1, 2)), -(waves * weights * (k[:, None] ** 2 + k**2)).sum((1, 2))
-        scale = weights.square().sum().sqrt() / 2  # of u over the square
+        scale = weights.square().sum().sqrt() / 2  # RMS of u over the square
         parts = (u / scale, torch.full_like(u, weight), laplacian / scale, torch.full_like(u, laplacian_weight))
         return torch.stack(parts, 1)
 
@@ -104,7 +104,7 @@ class Siren(nn.Module):
 
 
 def siren(seed: int, sparse: bool) -> Task:
-    """An image of rings, stripes and a disc; pixels that are not learned from are predicted."""
+    """Fit an image of rings, stripes and a disc. The held-out rows are other pixels."""
     rng = torch.Generator().manual_seed(seed)
     x = 2 * torch.rand(5000, 2, generator=rng) - 1
     middle, angle = 0.6 * torch.rand(2, generator=rng) - 0.3, math.pi * torch.rand((), generator=rng)
@@ -118,7 +118,7 @@ def siren(seed: int, sparse: bool) -> Task:
 
 
 class Hamiltonian(nn.Module):
-    """Returns the time derivative of positions and momenta, from a learned energy (Greydanus et al. 2019)."""
+    """A learned energy (Greydanus et al. 2019); `forward` returns the time derivatives of positions and momenta."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Hamiltonian(nn.Module):
 
 
 def hamiltonian(seed: int, sparse: bool) -> Task:
-    """Two pendulums with a spring between them; noisy derivatives are learned, exact ones are predicted."""
+    """Learn two pendulums coupled by a spring from noisy derivatives. The held-out derivatives are exact."""
     rng = torch.Generator().manual_seed(seed)
     q, p = 4 * torch.rand(2500, 2, generator=rng) - 2, 2 * torch.rand(2500, 2, generator=rng) - 1
     force = -2 * torch.sin(q) - (q - q.flip(1))
@@ -147,7 +147,7 @@ ATOMS, KINDS, SHELLS = 6, 3, 12
 
 
 class Molecule(nn.Module):
-    """Message passing over distances: the energy does not change if a molecule is moved, rotated or renumbered."""
+    """Message passing over distances. The energy is invariant to translation, rotation and order of atoms."""
 
     shells: Tensor
 
@@ -172,7 +172,7 @@ class Molecule(nn.Module):
 
 
 def molecules(seed: int, sparse: bool) -> Task:
-    """Random clusters of three kinds of atoms, whose energy is a sum of Morse potentials."""
+    """Learn the energy of random clusters of three kinds of atoms, a sum of Morse potentials."""
     rng = torch.Generator().manual_seed(seed)
     count = 2000
     corners = torch.tensor([[i, j, k] for i in (0.0, 1.0) for j in (0.0, 1.0) for k in (0.0, 1.0)])
@@ -194,7 +194,7 @@ CELLS, HEAT_STEPS, HEAT_STEP = 32, 8, 0.4
 
 
 class Rod(nn.Module):
-    """A rod of unknown conductivity: temperatures after `HEAT_STEPS` implicit steps from the temperatures before."""
+    """A rod of unknown conductivity; `forward` returns temperatures after `HEAT_STEPS` implicit time steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Rod(nn.Module):
 
 
 def rod(seed: int, sparse: bool) -> Task:
-    """Identify the conductivity of a rod from noisy measurements; new measurements are predicted without noise."""
+    """Identify the conductivity of a rod from noisy measurements. The held-out measurements have no noise."""
     rng = torch.Generator().manual_seed(seed)
     truth = Rod()
     with torch.no_grad():
@@ -226,7 +226,10 @@ def rod(seed: int, sparse: bool) -> Task:
 
 
 def heavy_tails(seed: int, sparse: bool) -> Task:
-    """Columns and noise with Student's t distribution of two degrees of freedom; absolute loss, no noise held out."""
+    """Fit a table with absolute loss. Columns and noise are t-distributed with two degrees of freedom.
+
+    The held-out rows have no noise.
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def student(*shape: int) -> Tensor:
@@ -257,7 +260,7 @@ def cart_pole(state: Tensor, force: Tensor) -> Tensor:
 
 
 class Value(nn.Module):
-    """Returns the values of a state and of the next one."""
+    """A value function; `forward` returns the values of a state and of the next state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +272,7 @@ class Value(nn.Module):
 
 
 def temporal_difference(values: Tensor, target: Tensor) -> Tensor:
-    """Squared error of the value: of one step in training, of the true return on held-out rows.
+    """Return the squared error of the value: to a one-step target in training, to the return on held-out rows.
 
     Columns of the target: the reward, the discount of the next value, the return, whether to use the return.
     """
@@ -279,7 +282,7 @@ def temporal_difference(values: Tensor, target: Tensor) -> Tensor:
 
 
 def value_learning(seed: int, sparse: bool) -> Task:
-    """Values of a weak controller of a cart with a pole, from a fixed buffer; held-out episodes have their return."""
+    """Learn the values of a weak cart-pole controller from a fixed buffer. Held-out targets are returns."""
     rng = torch.Generator().manual_seed(seed)
     episodes = 150
     state = torch.randn(episodes, 4, generator=rng) * torch.tensor([0.5, 0.5, 0.1, 0.5])

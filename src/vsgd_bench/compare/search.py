@@ -1,8 +1,8 @@
-"""Search for the best setting of a method on a workload. The same rule holds for every method with a learning rate.
+"""Search for the best setting of a method on a workload. All methods with a learning rate use the same rule.
 
-1. A grid of rates grows by factors of √10 until its best rate is not at an end, or is at a limit of `RATES`.
-2. At the best rate, all values of weight decay are tried.
-3. At the best decay, a grid grows again, from the best rate and its two neighbors.
+1. A grid of rates is extended by factors of √10 until its best rate is not at an end, or is at a limit of `RATES`.
+2. All values of weight decay are tried at the best rate.
+3. A grid is extended again at the best decay, starting with the best rate and its two neighbors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIRST_DECAY = DECAYS[1]
 """Weight decay of the first grid."""
 
 MAX_RATIO = 10.0
-"""Ratios of losses are limited to this and its reciprocal. The loss of a diverged run has this ratio."""
+"""Ratios of losses are clipped to this and its reciprocal. A diverged run has this ratio."""
 
 FindLoss = Callable[[Setting], float | None]
 """Returns the final loss of a run on the tuning seed, or None if there is no such run."""
@@ -27,13 +27,13 @@ class Search(NamedTuple):
     """The state of a search."""
 
     needed: tuple[Setting, ...]
-    """Settings to run next; empty if the search has ended."""
+    """Settings to run next; empty if the search is finished."""
     best: Setting | None
-    """None while the search goes on."""
+    """The best setting; None until the search is finished."""
 
 
 def best_of(settings: Iterable[Setting], loss: FindLoss) -> Search:
-    """Return the best of some settings, or those that have not been run."""
+    """Return the best of some settings, or the settings that have not been run."""
     losses = {setting: loss(setting) for setting in settings}
     if needed := tuple(setting for setting, value in losses.items() if value is None):
         return Search(needed, None)
@@ -69,7 +69,7 @@ def search(method: Method, loss: FindLoss) -> Search:
 
 
 def log_ratio(ours: float, theirs: float) -> float:
-    """Return the logarithm of the ratio of two losses, limited to ±log `MAX_RATIO`. Two diverged runs are equal."""
+    """Return the logarithm of the ratio of two losses, clipped to ±log `MAX_RATIO`; 0 if both runs diverged."""
     if ours == theirs:
         return 0.0
     limit = math.log(MAX_RATIO)
@@ -82,8 +82,8 @@ def best_single(losses: Mapping[str, Mapping[Setting, float]]) -> Setting | None
     """Return the setting with the lowest geometric mean of loss ratios over all workloads, in hindsight.
 
     Args:
-        losses: by workload and setting. The ratio is to the lowest loss of a workload. Settings that were not run on
-            every workload are left out.
+        losses: losses by workload and setting. Ratios are relative to the lowest loss of a workload. Settings that
+            were not run on every workload are skipped.
     """
     common = [setting for found in losses.values() for setting in found]
     common = [setting for setting in dict.fromkeys(common) if all(setting in found for found in losses.values())]

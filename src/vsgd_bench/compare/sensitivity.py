@@ -29,7 +29,7 @@ COLORS = {0.5: BLUE, 2.0: ORANGE}
 MARKERS = {0.5: "o", 2.0: "s"}
 
 CONSTANTS = tuple(name for name in NETWORKS._fields if not isinstance(getattr(NETWORKS, name), bool))
-"""Switches have no half."""
+"""The numeric constants. Switches cannot be halved."""
 
 
 def name_of(constant: str, factor: float) -> str:
@@ -50,7 +50,7 @@ SENSITIVITY = Suite(
 
 
 def ratios(table: Table, constant: str, factor: float) -> dict[str, float]:
-    """Return by workload the final loss with a changed constant over that of the default."""
+    """Return the final loss with a changed constant divided by that of the default, by workload."""
     found = {
         workload.name: compared(table, workload, name_of(constant, factor), Comparison("final", "updates"))
         for workload in table.workloads
@@ -67,8 +67,8 @@ def sensitivity_table(table: Table) -> Grid:
             value = f"{factor * getattr(NETWORKS, constant):g}"
             rows.append([f"`{constant}`", f"×{factor:g}", value, *texts, str(effect(list(found.values())))])
     words = (
-        "Final held-out loss with one constant changed, over that of the default: a geometric mean over seeds. Below "
-        "1, the change helps. The last column is the geometric mean over workloads with its 95 % bootstrap interval."
+        "Final held-out loss with one changed constant, divided by that of the default; a geometric mean over seeds. "
+        "Below 1, the change helps. The last column is the geometric mean over workloads, with its bootstrap interval."
     )
     head = ["constant", "factor", "value", *(workload.name for workload in table.workloads), "mean ratio"]
     return Grid("Final loss relative to the default", words, head, rows)
@@ -80,7 +80,7 @@ def spread_of(values: Iterable[float]) -> float:
 
 
 def draw_sensitivity(table: Table) -> Canvas:
-    """A dot for each constant, factor and workload; vertical bars are geometric means."""
+    """Draw a dot for each constant, factor and workload, and vertical bars at geometric means."""
     found = {(name, factor): ratios(table, name, factor) for name in CONSTANTS for factor in FACTORS}
     order = sorted(CONSTANTS, key=lambda name: max(spread_of(found[name, factor].values()) for factor in FACTORS))
     canvas = Canvas(figsize=(9, 0.42 * len(order) + 1.4), layout="constrained")

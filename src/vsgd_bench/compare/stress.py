@@ -1,6 +1,6 @@
-"""Workloads made harder: minibatches of all sizes, losses and inputs out of scale, bad starts, coarse numbers.
+"""Harder workloads: unusual batch sizes, badly scaled losses and inputs, bad initial weights, and bfloat16.
 
-Nothing is tuned, so nothing may break. A run passes if its held-out loss is finite and has fallen.
+Nothing is tuned. A run passes if its final held-out loss is finite and below the initial one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Change = Callable[[Task, float], Task]
 STRESSED = ("digits-mlp", "digits-autoencoder", "fashion-cnn", "transformer", "housing")
 BATCHES = (1, 8, 32, 128, 512)
 FACTORS = (1e-6, 1e-3, 1e3, 1e6)
-MOST_UPDATES = 1500
-"""With minibatches of one, an epoch would take too long."""
+MAX_UPDATES = 1500
+"""Maximum number of updates per epoch. With minibatches of one sample, an epoch would take too long."""
 
 
 def scaled_loss(loss: Loss, factor: float, output: Tensor, target: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def multiply_loss(task: Task, factor: float) -> Task:
 
 
 def silence_last_layer(task: Task, gain: float) -> Task:
-    """Weights of the last layer times `gain`: with 0, outputs say nothing at first, and gradients stop there."""
+    """Multiply the weights of the last layer. With a gain of 0, earlier layers have zero gradients at first."""
     last = [module for module in task.model.modules() if isinstance(module, nn.Linear)][-1]
     with torch.no_grad():
         last.weight.mul_(gain)
@@ -60,7 +60,7 @@ def silence_last_layer(task: Task, gain: float) -> Task:
 
 
 def coarsen(task: Task, _: float) -> Task:
-    """Weights and inputs in bfloat16; the loss is still taken in float32."""
+    """Convert weights and inputs to bfloat16. The loss is computed in float32."""
     x, x_test = (t.bfloat16() if t.is_floating_point() else t for t in (task.split.x, task.split.x_test))
     return Task(task.model.bfloat16(), task.split._replace(x=x, x_test=x_test), partial(coarse_loss, task.loss))
 
@@ -75,21 +75,21 @@ CHANGES: dict[str, tuple[Change, float]] = {
 
 
 def build_changed(build: Build, rows: int, change: Change | None, amount: float, seed: int, sparse: bool) -> Task:
-    """Build a task with only the first `rows` rows to learn from, and change it."""
+    """Build a task with the first `rows` training rows, and apply the change."""
     task = build(seed, sparse)
     task = task._replace(split=task.split._replace(x=task.split.x[:rows], y=task.split.y[:rows]))
     return task if change is None else change(task, amount)
 
 
 def harder(workload: Workload, batch: int | None = None, change: str | None = None) -> Workload:
-    rows = MOST_UPDATES * (batch or workload.batch)
+    rows = MAX_UPDATES * (batch or workload.batch)
     name = f"{workload.name}+{change or f'minibatch-{batch}'}"
     build = partial(build_changed, workload.build, rows, *(CHANGES[change] if change else (None, 0.0)))
     return workload._replace(name=name, title=name, build=build, batch=batch or workload.batch)
 
 
 def can_be(workload: Workload, change: str) -> bool:
-    """Inputs that are words have no scale."""
+    """Return whether a change applies to a workload. Inputs that are words have no scale."""
     return not (change.startswith("inputs") and workload.name == "transformer")
 
 
@@ -101,7 +101,7 @@ def stress_workloads() -> tuple[Workload, ...]:
 
 
 def _ending(cell: Cell | None) -> str:
-    """The loss at the end over the one at the start: the worst of all seeds."""
+    """Return the final loss divided by the initial one, for the worst seed."""
     if cell is None:
         return NOT_RUN
     if has_failed(cell):
@@ -122,7 +122,7 @@ def stress_table(table: Table) -> Grid:
             texts = [_ending(c) if f"{b}+{kind}" in names else "" for b, c in zip(bases, cells, strict=True)]
             rows.append([kind, method.title, *texts])
     words = (
-        "Held-out loss at the end over the one at the start, the worst of all seeds; bold where it did not fall. "
-        f"At most {MOST_UPDATES} updates an epoch."
+        "Final held-out loss divided by the initial one, of the worst seed; bold if it did not decrease. "
+        f"An epoch has at most {MAX_UPDATES} updates."
     )
-    return Grid("Nothing tuned, made harder", words, ["change", "optimizer", *bases], rows)
+    return Grid("Final loss relative to the initial one", words, ["change", "optimizer", *bases], rows)

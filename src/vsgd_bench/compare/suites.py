@@ -1,4 +1,4 @@
-"""Which methods run on which workloads."""
+"""The suites: which methods run on which workloads."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from vsgd_bench.compare.workloads import WORKLOADS, Workload
 
 class Suite(NamedTuple):
     name: str
-    """Of the file of its runs, and of the folder of its pages."""
+    """Name of the file of its runs, and of the folder of its pages."""
     workloads: tuple[Workload, ...]
     methods: tuple[Method, ...]
     seeds: int
-    """Unless the command line says otherwise."""
+    """Default number of seeds."""
     shared: tuple[str, ...] = ()
-    """Suites whose runs this one uses as well."""
+    """Other suites whose runs this suite uses."""
 
 
 CORE = (DEFAULT, ADAMW_COSINE, SOAP_COSINE, MUON_COSINE, SCHEDULE_FREE_WARM_UP, PRODIGY_COSINE, COCOB)
@@ -52,11 +52,11 @@ def stress_suite() -> Suite:
 
 QUICK_METHODS = ("vsgd", "vsgd-paper", "adamw-cosine", "prodigy", "schedulefree-adamw", "dog")
 QUICK_SHARE = 3
-"""Quick runs have this many times fewer epochs."""
+"""The number of epochs is divided by this in quick runs."""
 
 
 def quick() -> Suite:
-    """The workloads whose data come with scikit-learn, shortened; few methods, and no weight decay to tune."""
+    """Return a suite of short runs on workloads without data files, with few methods and without tuned weight decay."""
     workloads = [w._replace(epochs=max(1, w.epochs // QUICK_SHARE)) for w in WORKLOADS if not w.files]
     methods = [method for method in SMALL.methods if method.name in QUICK_METHODS]
     return Suite("quick", tuple(workloads), tuple(methods), 2)

@@ -1,4 +1,4 @@
-"""The table of a suite: which runs it needs, which are stored, and which settings were chosen."""
+"""The table of a suite: its stored runs, its missing runs, and the chosen settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vsgd_bench.compare.workloads import Workload
 from vsgd_bench.datasets import MissingData, locate
 
 TUNED_ON = 0
-"""The seed that settings are chosen on."""
+"""The seed on which settings are chosen."""
 
 TUNED, SINGLE, DEFAULT = "tuned", "one setting", "default"
 """The rows of a method with a grid: tuned on each workload, at one setting for all workloads, at its defaults."""
@@ -29,32 +29,32 @@ class Cell(NamedTuple):
 
     setting: Setting
     runs: dict[int, Run]
-    """By seed."""
+    """The runs by seed."""
     outdated: int = 0
-    """How many of the runs were trained with another version of the source or of a package."""
+    """Number of runs that were trained with another version of the source or of a package."""
 
     @property
     def at_limit(self) -> bool:
-        """Whether a search could not try a rate beyond."""
+        """Whether the best rate is at a limit of the search."""
         return self.setting.rate in (RATES[0], RATES[-1])
 
 
 class Table(NamedTuple):
     workloads: tuple[Workload, ...]
     methods: tuple[Method, ...]
-    """The rows: a method with a grid has three, see `rows_of`."""
+    """The rows. A method with a grid has three, see `rows_of`."""
     seeds: int
     cells: dict[tuple[str, str], Cell]
-    """By the names of workload and row; only what has been run on every seed."""
+    """Cells by the names of workload and row. They have runs on every seed."""
     absent: dict[str, str]
-    """Why a workload or method could not be run, by name."""
+    """Reason why a workload or method cannot run, by name."""
     missing: Mapping[tuple[str, str], str] = MappingProxyType({})
-    """What is not stored of a workload and row, for those that are not in `cells`."""
+    """Description of the missing runs of a workload and row that are not in `cells`."""
     chosen: Chosen = Chosen()
 
 
 def rows_of(method: Method) -> dict[str, Method]:
-    """Return the rows of a method, by how it is tuned. The name of a row differs from that of its method."""
+    """Return the rows of a method by kind of tuning. The name of a row differs from that of its method."""
     if not method.rates:
         return {DEFAULT: method}
     names = {TUNED: method.name, SINGLE: f"{method.name}/single", DEFAULT: f"{method.name}/default"}
@@ -62,7 +62,7 @@ def rows_of(method: Method) -> dict[str, Method]:
 
 
 def why_absent(item: Workload | Method) -> str | None:
-    """What to do before this can be run."""
+    """Return what to do before a workload or method can run; None if it can."""
     if isinstance(item, Method):
         missing = importlib.util.find_spec(item.module) is None
         return f"pip install {item.package}" if missing else None
@@ -75,7 +75,7 @@ def why_absent(item: Workload | Method) -> str | None:
 
 
 def absences(workloads: Iterable[Workload], methods: Iterable[Method]) -> dict[str, str]:
-    """Why some cannot be run, by name."""
+    """Return the reasons why workloads and methods cannot run, by name."""
     items: list[Workload | Method] = [*workloads, *methods]
     return {item.name: why for item in items if (why := why_absent(item))}
 
@@ -106,7 +106,7 @@ def choose(
 ) -> Chosen:
     """Choose settings by the runs on the tuning seed.
 
-    A single setting is chosen when no search goes on, except on workloads that are absent.
+    The single setting is chosen after all searches have finished, except those on workloads that cannot run.
     """
     methods = [method for method in methods if method.rates]
     states = searches(workloads, methods, runs, usable)
@@ -126,7 +126,7 @@ def choose(
 
 
 def settings_of(chosen: Chosen, workload: Workload, method: Method) -> dict[str, Setting | None]:
-    """Return the setting of each row of a method on a workload; None if it is not known yet."""
+    """Return the setting of each row of a method on a workload; None if it is not yet known."""
     if not method.rates:
         return {DEFAULT: method.default}
     tuned, single = chosen.tuned.get((workload.name, method.name)), chosen.single.get(method.name)
@@ -141,9 +141,9 @@ def assemble(
     given: Chosen | None = None,
     stored_only: bool = False,
 ) -> Table:
-    """Collect what is stored and what is missing. Runs on data that are absent by now are shown as well.
+    """Return the table of stored and missing runs. It includes stored runs whose data are absent.
 
-    If nothing is going to be trained (`stored_only`), neither data nor packages are looked for.
+    If `stored_only`, data and packages are not required.
     """
     absent = {} if stored_only else absences(workloads, methods)
     chosen = given or choose(workloads, methods, runs, lambda job, run: True, absent)
@@ -165,7 +165,7 @@ def assemble(
 def _cell(
     runs: Runs, workload: Workload, method: Method, setting: Setting | None, seeds: int, chosen: Chosen, kind: str
 ) -> Cell | str:
-    """Return what is stored of a method on a workload, or what is missing."""
+    """Return the stored runs of a method on a workload, or a description of the missing ones."""
     if setting is None:
         return f"no setting in {chosen.file_name}" if chosen.file else f"search of its {kind} setting not finished"
     jobs = [Job(workload, method, setting, seed) for seed in range(seeds)]
@@ -176,7 +176,7 @@ def _cell(
 
 
 def what_was_run(table: Table) -> Table:
-    """Without the workloads and methods that have no results at all."""
+    """Return the table without workloads and methods that have no results."""
     return table._replace(
         workloads=tuple(w for w in table.workloads if any(name == w.name for name, _ in table.cells)),
         methods=tuple(m for m in table.methods if any(name == m.name for _, name in table.cells)),

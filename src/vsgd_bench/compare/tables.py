@@ -1,4 +1,4 @@
-"""The tables of the pages, as plain rows of text."""
+"""The tables of the pages, as rows of text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUMMARY_TITLE = "vSGD against each, at equal updates"
 
 
 class Grid(NamedTuple):
-    """A table with a heading and a few words."""
+    """A table with a title and an introduction."""
 
     title: str
     words: str
@@ -45,7 +45,7 @@ class Grid(NamedTuple):
 
 
 def _loss(cell: Cell | None, measure: str) -> str:
-    """Mean ± standard error over seeds, if there are several."""
+    """Return the mean over seeds, with ± standard error if there are several."""
     if cell is None:
         return NOT_RUN
     if has_failed(cell):
@@ -70,20 +70,20 @@ def _mark_best(texts: list[str], cells: list[Cell | None], measure: str) -> list
 
 
 def _main_rows(table: Table) -> list[Method]:
-    """Return the rows of methods at their best: tuned on each workload, or without anything to tune."""
+    """Return one row per method: the tuned one, or the only one if nothing is tuned."""
     return [method for method in table.methods if "/" not in method.name]
 
 
 def finals(table: Table) -> Grid:
-    """An overview: a row for each workload, a column for each method."""
+    """Return an overview, with a row per workload and a column per method."""
     rows, methods = [], _main_rows(table)
     for workload in table.workloads:
         cells = [table.cells.get((workload.name, method.name)) for method in methods]
         texts = [_loss(cell, "final") + ("" if cell is None else _rate(cell)) for cell in cells]
         rows.append([workload.title, *_mark_best(texts, cells, "final")])
     words = (
-        "Final held-out loss, mean over seeds ± standard error; the best of each row is bold. After @ stands the "
-        "setting that was best on the first seed: learning rate and weight decay."
+        "Final held-out loss, mean over seeds ± standard error; the best of each row is bold. Tuned "
+        "optimizers have their learning rate and weight decay after @, chosen on the first seed."
     )
     if limits := at_limits(table):
         words += f" A best rate is at a limit of the search, {RATES[0]:g} or {RATES[-1]:g}: {', '.join(limits)}."
@@ -91,7 +91,7 @@ def finals(table: Table) -> Grid:
 
 
 def _time_to_target(table: Table, workload: Workload, cell: Cell | None, axis: str) -> str:
-    """Mean over seeds, or how many of them arrive."""
+    """Return the mean over seeds, or the number of seeds that reach the target."""
     goals = targets(table, workload)
     if not goals or cell is None or has_failed(cell):
         return ""
@@ -102,7 +102,7 @@ def _time_to_target(table: Table, workload: Workload, cell: Cell | None, axis: s
 
 
 def three_losses(table: Table) -> Grid:
-    """Side by side: what is reached on new rows, the best that it was, and how well the rows seen are fitted."""
+    """Return the final, best and training loss of each workload and method."""
     rows = []
     for workload in table.workloads:
         run = [method for method in table.methods if (workload.name, method.name) in table.cells]
@@ -113,17 +113,17 @@ def three_losses(table: Table) -> Grid:
             rows.append([workload.title, method.title, *losses, *times])
     words = (
         "Final held-out loss, lowest held-out loss at any evaluation point, and final loss on training rows; mean over "
-        "seeds ± standard error, the best of each workload bold. An optimizer that fits faster overfits sooner: then "
-        "the first is above the second. Behind them is what is spent until the held-out loss is "
-        f"{TOLERANCE:g} times the final one of tuned AdamW on the same seed, linearly between evaluation points. "
-        "Online, all three are the held-out loss."
+        "seeds ± standard error, the best of each workload bold. If the final loss is above the lowest one, the "
+        "optimizer has overfitted. The last columns are the budgets until the held-out loss is at most "
+        f"{TOLERANCE:g} times the final one of tuned AdamW on the same seed, interpolated between evaluation points. "
+        "Online, all three losses are the held-out loss."
     )
     head = ["workload", "optimizer", *MEASURES.values(), *(f"{words} to target" for words in AXES.values())]
     return Grid("Final, best and training loss", words, head, rows)
 
 
 def costs(table: Table) -> Grid:
-    """What an update takes: a row for each workload, a column for each method."""
+    """Return the cost of an update, with a row per workload and a column per method."""
 
     def cost(cell: Cell | None) -> str:
         if cell is None:
@@ -140,10 +140,10 @@ def costs(table: Table) -> Grid:
         for workload in table.workloads
     ]
     words = (
-        "Gradients a step, and milliseconds of one thread, means over seeds. Milliseconds of runs that were not alone "
-        "on the machine, or not on the same, are good to some tens of percent."
+        "Gradient evaluations per update, and milliseconds of one thread; means over seeds. Runs share the machine "
+        "with others, so milliseconds are accurate to some tens of percent."
     )
-    return Grid("What an update takes", words, ["workload", *(method.title for method in _main_rows(table))], rows)
+    return Grid("Cost of an update", words, ["workload", *(method.title for method in _main_rows(table))], rows)
 
 
 def at_limits(table: Table) -> list[str]:
@@ -160,7 +160,7 @@ def _opponents(table: Table) -> list[Method]:
 
 
 def _rule(table: Table) -> str:
-    """Return the sentence that says when two losses count as different."""
+    """Return the sentence that defines when two losses differ."""
     if table.seeds == 1:
         return "There is one seed, so every difference counts, however small."
     return "Two losses are equal if the 95 % confidence interval of their ratio contains 1 (paired t over seeds)."
@@ -171,7 +171,7 @@ def _ratio(found: Difference | None) -> str:
 
 
 def failures(table: Table) -> Grid:
-    """The workloads on which vSGD is worse, and than which opponents."""
+    """Return the workloads on which vSGD is worse, with the opponents that are better."""
     rows = []
     for workload in table.workloads:
         lists = []
@@ -182,7 +182,7 @@ def failures(table: Table) -> Grid:
         if any(lists):
             rows.append([workload.title, *lists])
     words = (
-        "The opponents that end with a lower loss than vSGD, with the ratio of vSGD's loss to theirs. "
+        "Opponents with a lower loss than vSGD, and the ratio of vSGD's loss to theirs. "
         f"{_rule(table)} Workloads on which no opponent is better are not listed."
     )
     if ours := [cell for (_, name), cell in table.cells.items() if name == OURS]:
@@ -192,7 +192,7 @@ def failures(table: Table) -> Grid:
 
 
 def summary(table: Table) -> Grid:
-    """Our default against each opponent by all three losses."""
+    """Return the comparison of vSGD with each opponent by all three losses."""
     rows = []
     ours = sum(name == OURS for _, name in table.cells)
     for opponent in _opponents(table):
@@ -210,10 +210,10 @@ def summary(table: Table) -> Grid:
         rows.append([*row, str(effect(target_ratios(table, opponent.name, "updates"))), "; ".join(goals)])
     words = (
         "Wins / ties / losses of vSGD's default against each opponent, by final, best and training loss. "
-        f"{_rule(table)} Behind them is the geometric mean over workloads of vSGD's loss over that of the opponent: "
-        "below 1, vSGD is better. In brackets is its 95 % bootstrap confidence interval over workloads. The ratio of "
-        "updates to target is that of the updates until the final loss of tuned AdamW is reached. A ratio is at most "
-        f"{MAX_RATIO:g} and at least {1 / MAX_RATIO:g}, also if a run diverges or misses the target."
+        f"{_rule(table)} A ratio is vSGD's loss divided by that of the opponent, as a geometric mean over workloads. "
+        "Below 1, vSGD is better. In brackets is the 95 % bootstrap confidence interval over workloads. The last ratio "
+        "is that of the updates until the target, the final loss of tuned AdamW. Ratios are clipped to "
+        f"{1 / MAX_RATIO:g} … {MAX_RATIO:g}, also if a run diverges or misses the target."
     )
     head = ["opponent", "workloads"]
     for measure in MEASURES.values():
@@ -222,7 +222,7 @@ def summary(table: Table) -> Grid:
 
 
 def comparison_table(table: Table, comparison: Comparison) -> Grid:
-    """Our default against each opponent: the ratio of losses and a sign for each workload."""
+    """Return the ratio of losses of vSGD and each opponent, with a sign, for each workload."""
     rows = []
     for opponent in _opponents(table):
         found = [compared(table, workload, opponent.name, comparison) for workload in table.workloads]
@@ -231,13 +231,13 @@ def comparison_table(table: Table, comparison: Comparison) -> Grid:
         mean = str(effect([each.ratio for each in known]))
         rows.append([opponent.title, counts, mean, *(_ratio(each) for each in found)])
     words = (
-        "vSGD's loss over that of each opponent, workload by workload, a geometric mean over seeds: + vSGD is better, "
-        f"− worse, = equal, · not known. {_rule(table)}"
+        "vSGD's loss divided by that of each opponent, as a geometric mean over seeds. + means that vSGD is better, "
+        f"− worse, = equal, · unknown. {_rule(table)}"
     )
     if comparison.axis != "updates":
         words += (
-            " Both curves are read where the one that spent less ends, linearly between evaluation points. Settings "
-            "are those that were best at equal epochs. An online workload has no sign: less of a stream is other rows."
+            " Both losses are taken where the run with the smaller budget ends, interpolated between evaluation "
+            "points. Settings were chosen at equal epochs. Online workloads are not compared."
         )
     head = ["opponent", "wins / ties / losses", "mean ratio", *(workload.name for workload in table.workloads)]
     title = f"vSGD against each, {MEASURES[comparison.measure]} loss at equal {AXES[comparison.axis]}"
@@ -245,7 +245,7 @@ def comparison_table(table: Table, comparison: Comparison) -> Grid:
 
 
 def endings(table: Table) -> Grid:
-    """How many runs diverged or failed."""
+    """Return the numbers of runs that diverged or failed."""
     rows = []
     for method in table.methods:
         cells = [cell for (_, name), cell in table.cells.items() if name == method.name]
@@ -257,7 +257,7 @@ def endings(table: Table) -> Grid:
         messages = sorted({run.message for run in runs if run.outcome == "failed"})
         counts = [str(outcomes.count(word)) for word in ("diverged", "failed")]
         rows.append([method.title, str(len(runs)), *counts, "; ".join(messages)])
-    words = "Runs at the setting shown above. A failed run is one that raised an error or whose process died."
+    words = "Runs at the settings above. A failed run raised an error, or its process died."
     return Grid("Diverged and failed runs", words, ["optimizer", "runs", "diverged", "failed", "why"], rows)
 
 
@@ -270,10 +270,10 @@ def settings(table: Table) -> Grid:
         gradients = "sparse" if method.sparse else "dense"
         rows.append([method.title, method.package, method.note, default, first + decays, gradients])
     words = (
-        "What each optimizer is. Those that accept sparse gradients get them from embeddings; the others get the same "
-        "network with dense gradients."
+        "Description of each optimizer. Embeddings have sparse gradients if the optimizer supports them, otherwise "
+        "dense ones."
     )
-    head = ["optimizer", "package", "what it is", "default", "search", "gradients of embeddings"]
+    head = ["optimizer", "package", "description", "default", "search", "gradients of embeddings"]
     return Grid("Optimizers", words, head, rows)
 
 
@@ -288,12 +288,12 @@ def workloads(table: Table) -> Grid:
         ]
         for w in table.workloads
     ]
-    words = "Names as `--workloads` takes them; data that are absent, and what to do about it."
+    words = "Names for `--workloads`, and whether the data are present."
     return Grid("Workloads", words, ["name", "workload", "minibatch", "epochs", "data"], rows)
 
 
 def not_run(table: Table) -> str:
-    """What every table lacks."""
+    """Return a sentence about workloads and methods that were not run; empty if there are none."""
     names = [w.title for w in table.workloads if not any((w.name, m.name) in table.cells for m in table.methods)]
     names += [m.title for m in table.methods if not any((w.name, m.name) in table.cells for w in table.workloads)]
     return f"Not run: {', '.join(names)}." if names else ""
@@ -312,19 +312,21 @@ def outdated(table: Table) -> str:
 
 
 def missing(table: Table) -> Grid:
-    """What is not stored, with the methods of a workload that lack the same in one row."""
+    """Return the missing runs. Methods of a workload with the same missing runs share a row."""
     lacking: dict[tuple[str, str], list[str]] = {}
     for workload in table.workloads:
         for method in table.methods:
-            said = table.absent.get(method.name) or table.missing.get((workload.name, method.name))
-            if said:
-                why = "; ".join(filter(None, [said, table.absent.get(workload.name)]))
+            reason = table.absent.get(method.name) or table.missing.get((workload.name, method.name))
+            if reason:
+                why = "; ".join(filter(None, [reason, table.absent.get(workload.name)]))
                 lacking.setdefault((workload.title, why), []).append(method.title)
     everyone = len(table.methods)
     rows = [[w, "all" if len(names) == everyone else ", ".join(names), why] for (w, why), names in lacking.items()]
-    words = "These are in no table or drawing. The same command computes them; damaged runs are computed again."
+    words = (
+        "These runs are in no table or plot. The same command without `--stored` trains them, and damaged ones again."
+    )
     if table.chosen.file is not None:
-        words += " Where there is no setting, one is chosen without `--rates`."
+        words += " A missing setting is chosen without `--rates`."
     return Grid("What is missing", words, ["workload", "optimizers", "what is missing"], rows)
 
 
@@ -345,5 +347,5 @@ def setting_tables(table: Table) -> list[Grid]:
 
 
 def all_tables(table: Table) -> list[Grid]:
-    """Results of what was run, and the settings of all."""
+    """Return the tables of results and of settings."""
     return (result_tables(what_was_run(table)) if table.cells else []) + setting_tables(table)

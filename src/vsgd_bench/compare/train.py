@@ -1,4 +1,4 @@
-"""One run: an optimizer on a workload from a seed, watched as it goes."""
+"""Train a model on a workload, and evaluate it during training."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from vsgd_bench.compare.methods import Budget, Method, Setting
 from vsgd_bench.compare.workloads import Task, Workload
 
 EVALUATION_POINTS, EVALUATION_POINTS_ONLINE = 12, 50
-"""How often a run is judged, besides at its start."""
+"""Number of evaluations of a run after the initial one."""
 
 WARM_UP = 5
-"""Updates of a throw-away model before the clock starts: kernels are compiled in the first."""
+"""Number of updates of a discarded model before time is measured. They compile the kernels."""
 
 STATISTICS = 20
-"""Minibatches from which BatchNorm's statistics are taken at averaged weights."""
+"""Number of minibatches from which BatchNorm statistics are recomputed at averaged weights."""
 
 EVALUATION_ROWS = 500
-"""Rows that go through the model at once when it is judged."""
+"""Batch size of evaluation."""
 
 TRAINING_ROWS = 2000
-"""Rows learned from on which a run is judged at its end, to be set beside its held-out loss."""
+"""Number of training rows for the final training loss."""
 
 
 class Run(NamedTuple):
-    """What happened. Lists have an entry per evaluation point.
+    """The result of a run. Lists have one entry per evaluation point.
 
     Attributes:
-        evaluations: gradients of a minibatch that were taken.
-        seconds: of one processor, those for evaluation left out.
-        held_out: loss on rows that are not learned from; online, on those learned from next.
-        training: mean loss of the minibatches since the evaluation point before; NaN at the start.
-        final: the held-out loss at the end, or the mean of all if online; infinite if the run did not finish, as are
-            the two that follow.
-        best: the lowest held-out loss at any evaluation point; online, `final`.
-        final_training: loss at the end on rows that were learned from, at the weights that `final` is judged by;
-            online, `final`, since no row comes twice.
-        outcome: "finished", "diverged" or "failed"; `message` says why.
+        evaluations: number of gradient evaluations on a minibatch.
+        seconds: processor time of one thread, without evaluation.
+        held_out: loss on held-out rows. Online, it is the loss on the next rows before they are learned.
+        training: mean loss of the minibatches since the last evaluation point; NaN at the start.
+        final: final held-out loss, or the mean of `held_out` if online. `final`, `best` and `final_training` are
+            infinite if the run did not finish.
+        best: lowest held-out loss at any evaluation point; `final` if online.
+        final_training: final loss on training rows, at the weights of `final`; `final` if online, since no row is
+            repeated.
+        outcome: "finished", "diverged" or "failed"; `message` is the reason.
     """
 
     updates: list[int]
@@ -66,7 +66,7 @@ def failed(message: str) -> Run:
 
 
 def minibatches(rows: int, workload: Workload, seed: int) -> list[Tensor]:
-    """Rows of each minibatch, incomplete ones left out. Every optimizer sees the same."""
+    """Return the rows of each minibatch, without incomplete ones. They are the same for all optimizers."""
     if workload.online:
         return list(torch.arange(rows).split(workload.batch))[: rows // workload.batch]
     rng = torch.Generator().manual_seed(seed)
@@ -80,10 +80,10 @@ def minibatch(task: Task, rows: Tensor, rng: torch.Generator) -> tuple[Tensor, T
 
 
 class Learner:
-    """A model, its optimizer and the minibatches to come, with a count of gradients."""
+    """A model and its optimizer, with a count of gradient evaluations."""
 
     def __init__(self, workload: Workload, method: Method, setting: Setting, seed: int):
-        torch.manual_seed(seed)  # the same weights whatever the optimizer
+        torch.manual_seed(seed)  # the same initial weights for all optimizers
         self.task = workload.build(seed, method.sparse)
         if workload.checkpoint is not None:
             load_weights(workload.checkpoint, self.task.model)
@@ -97,7 +97,7 @@ class Learner:
         self.rng = torch.Generator().manual_seed(seed)
 
     def update(self, rows: Tensor) -> Tensor:
-        """Learn from these rows; their loss before."""
+        """Make one update with a minibatch, and return its loss before the update."""
         x, y = minibatch(self.task, rows, self.rng)
 
         def closure() -> Tensor:
@@ -122,7 +122,7 @@ class Learner:
 
 @contextmanager
 def judged(method: Method, optimizer: Any, task: Task, batch: int) -> Iterator[nn.Module]:
-    """The model as it is to be judged; afterwards everything is as it was."""
+    """Yield the model for evaluation. On exit, all weights and buffers are restored."""
     with method.evaluation_model(optimizer, task.model) as model:
         kept = [buffer.clone() for buffer in model.buffers()]
         if method.averages:
@@ -143,7 +143,7 @@ def warm_up(learner: Learner) -> None:
 
 
 def train(workload: Workload, method: Method, setting: Setting, seed: int) -> Run:
-    """Train and watch. A loss that is not finite ends the run."""
+    """Train a model and return the run. A loss that is not finite ends it."""
     torch.set_num_threads(1)
     learner = Learner(workload, method, setting, seed)
     split = learner.task.split

@@ -1,6 +1,7 @@
-"""The suite of unseen networks: no constant of vSGD's rates was settled on them, or changed after they were first run.
+"""The suite of unseen networks. No constant of vSGD's rates was chosen on them or changed after their first run.
 
-They differ from the others in kind, and need no files: data come with scikit-learn, or are drawn. Seconds each.
+Their architectures differ from those of the other suites. They need no files: data come with scikit-learn, or are
+random. Each run takes seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ LATENT = 8
 
 
 def images(seed: int) -> Split:
-    """Digits as images of one channel."""
+    """Return digits as images with one channel."""
     split = data.shuffled(*data.digits(), seed)
     return split._replace(x=split.x.view(-1, 1, 8, 8), x_test=split.x_test.view(-1, 1, 8, 8))
 
@@ -28,7 +29,7 @@ def images(seed: int) -> Split:
 
 
 class Variational(nn.Module):
-    """An autoencoder whose code is drawn while it trains. Returns logits, means and log variances side by side."""
+    """A variational autoencoder; `forward` returns logits, means and log variances, concatenated."""
 
     def __init__(self, width: int = 128):
         super().__init__()
@@ -54,7 +55,7 @@ def variational(seed: int, sparse: bool) -> Task:
 
 
 class Similarities(nn.Module):
-    """How similar each first view of a minibatch is to each second one."""
+    """Similarities of each first view in a minibatch to each second view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,13 +68,13 @@ class Similarities(nn.Module):
 
 
 def two_views(x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Each row with two kinds of noise."""
+    """Return each row twice, with independent noise."""
     rows = x.flatten(1)[:, None].expand(-1, 2, -1)
     return rows + 0.1 * torch.randn(rows.shape, generator=rng), y
 
 
 def own_partner(scores: Tensor, _: Tensor) -> Tensor:
-    """Of each first view, the second view of the same row is to be the most similar."""
+    """Return the contrastive loss: the two views of a row should be the most similar."""
     return F.cross_entropy(scores, torch.arange(len(scores)))
 
 
@@ -87,7 +88,7 @@ def contrastive(seed: int, sparse: bool) -> Task:
 
 
 class Segmenter(nn.Module):
-    """A U-Net of two resolutions: which pixels are ink?"""
+    """A U-Net of two resolutions that classifies pixels as ink or background."""
 
     def __init__(self, width: int = 16):
         super().__init__()
@@ -102,7 +103,7 @@ class Segmenter(nn.Module):
 
 
 def hide(x: Tensor, _: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images in noise, and where their ink is."""
+    """Return images with noise, and masks of their ink."""
     return x + 0.4 * torch.randn(x.shape, generator=rng), (x > 0.5).float()
 
 
@@ -124,7 +125,7 @@ def depthwise(seed: int, sparse: bool) -> Task:
 
 
 class Mixer(nn.Module):
-    """Four layers that mix the rows of an image, then what is known of each row."""
+    """An MLP-Mixer with four layers. Each mixes the rows of an image, then the features of each row."""
 
     def __init__(self, rows: int = 8, width: int = 48):
         super().__init__()
@@ -155,7 +156,7 @@ def mixer(seed: int, sparse: bool) -> Task:
 
 
 class Encoder(nn.Module):
-    """A transformer with dropout that reads a row of words and answers yes or no."""
+    """A transformer with dropout that classifies sequences of words."""
 
     def __init__(self, words: int, length: int, width: int = 64):
         super().__init__()
@@ -170,14 +171,14 @@ class Encoder(nn.Module):
 
 
 def encoder(seed: int, sparse: bool) -> Task:
-    """Are there more of the first 20 of 50 words than of the last 15?"""
+    """Classify whether the first 20 of 50 words are more frequent in a sequence than the last 15."""
     words = torch.randint(50, (4000, 16), generator=torch.Generator().manual_seed(seed))
     answers = ((words < 20).sum(1) > (words >= 35).sum(1)).long()
     return Task(Encoder(50, 16), data.shuffled(words, answers, seed), F.cross_entropy)
 
 
 class Adder(nn.Module):
-    """A GRU that answers with one number after the last."""
+    """A GRU that returns one number for a sequence."""
 
     def __init__(self, width: int = 48):
         super().__init__()
@@ -189,7 +190,7 @@ class Adder(nn.Module):
 
 
 def adding(seed: int, sparse: bool) -> Task:
-    """The sum of the two numbers that are marked, of 30 (Hochreiter & Schmidhuber 1997)."""
+    """Learn the sum of the two marked numbers in a sequence of 30 (Hochreiter & Schmidhuber 1997)."""
     rng = torch.Generator().manual_seed(seed)
     numbers, marks = torch.rand(8000, 30, generator=rng), torch.zeros(8000, 30)
     marks.scatter_(1, torch.rand(8000, 30, generator=rng).topk(2, dim=1).indices, 1.0)
@@ -201,7 +202,7 @@ def adding(seed: int, sparse: bool) -> Task:
 
 
 def waves(seed: int, sparse: bool) -> Task:
-    """A wave with a jump, without noise."""
+    """Fit a wave with a jump, without noise."""
     x = 6 * torch.rand(2500, 1, generator=torch.Generator().manual_seed(seed)) - 3
     split = data.shuffled(x, torch.sin(5 * x) + 0.3 * torch.sign(x), seed)
     return Task(networks.mlp(1, 128, 128, 128, 1), split, F.mse_loss)

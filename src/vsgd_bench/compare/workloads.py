@@ -1,7 +1,4 @@
-"""What the optimizers are compared on. Each workload is a few lines: data, a network, a loss.
-
-`WORKLOADS` are those of the small suite, sized for a few seconds each.
-"""
+"""Workloads: data, a network and a loss. `WORKLOADS` is the small suite, with runs of a few seconds."""
 
 from __future__ import annotations
 
@@ -22,26 +19,26 @@ Transform = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
 
 
 class Task(NamedTuple):
-    """A workload with its random numbers drawn."""
+    """The model, data and loss of a workload for one seed."""
 
     model: nn.Module
     split: Split
     loss: Loss
-    """Of the model's output and the target; the mean over rows."""
+    """Returns the mean loss over rows, of the output of the model and the target."""
     transform: Transform | None = None
-    """Of the rows and targets of a minibatch before they are learned from: augmentation, noise."""
+    """Changes the rows and targets of a training minibatch, for example by augmentation or noise."""
 
 
 class Workload(NamedTuple):
     """A problem to train on.
 
     Attributes:
-        build: makes the task of a seed; `sparse` says whether the optimizer takes sparse gradients.
-        files: what has to be in the folder of data.
-        full_batch: every minibatch is the whole training set, and the loss has no noise.
-        online: rows come once, in their order, and the loss is that of each part before it is learned from.
-        pretraining: the workload whose trained weights this one starts from, none if it starts at random.
-        checkpoint: where these weights are stored; filled in before a run.
+        build: returns the task of a seed. `sparse` is whether the optimizer supports sparse gradients.
+        files: required files in the folder of data.
+        full_batch: whether every minibatch is the whole training set, so that the loss has no noise.
+        online: whether each row is seen once, in order. The loss is that of each part before it is learned.
+        pretraining: the workload whose trained weights are the initial weights; None for random initial weights.
+        checkpoint: path of these weights; set before a run.
     """
 
     name: str
@@ -107,7 +104,7 @@ def newsgroups_bag(seed: int, sparse: bool) -> Task:
 
 def elec2_online(seed: int, sparse: bool) -> Task:
     x, y = data.numbers("elec2.csv.gz")
-    x = torch.cat([x, torch.cat([torch.zeros(1), 2 * y[:-1] - 1])[:, None]], dim=1)  # the last label is known
+    x = torch.cat([x, torch.cat([torch.zeros(1), 2 * y[:-1] - 1])[:, None]], dim=1)  # the previous label is an input
     return Task(
         nn.Sequential(networks.mlp(7, 16, 1), nn.Flatten(0)), Split(x, y, x, y), F.binary_cross_entropy_with_logits
     )

@@ -17,9 +17,9 @@ SIZES = (12, 3)
 SPREAD = 0.13
 
 CAPTION = """Sample gradients (thin arrows) come from two noisy clusters, one four times as common as the other.
-The mean gradient (red) hardly heeds the rare one. Weighting each sample by one over the number of others that it
-interferes with (blue) takes a full step towards both, close to what hard clustering would give (dotted green) if
-one knew the clusters."""
+The mean gradient (red) nearly ignores the rare cluster. The reweighted gradient (blue) takes a full step towards both:
+each sample has a weight of one over the number of samples that interfere with it. The result is close to hard
+clustering (dotted green), which needs to know the clusters."""
 
 
 def angle(a: Any, b: Any) -> float:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Canvas
 from vsgd_bench.baselines import Algorithm, adagrad, natural_gradient, sgd, vsgd, vsgd_fd
 from vsgd_bench.figures.figure import COLORS as LINE_COLORS
 from vsgd_bench.figures.figure import Figure, KeyNumber, Request, Results, loss_ratio, run_problems
-from vsgd_bench.figures.squares import COLORS, MOST_DECADES, square
+from vsgd_bench.figures.squares import COLORS, MAX_DECADES, square
 from vsgd_bench.problems import ELEMENTARY, SHAPES, Elementary
 from vsgd_bench.simulate import powers_of_two
 from vsgd_bench.store import Arrays
@@ -28,23 +28,23 @@ GROUPS: dict[str, tuple[Algorithm, ...]] = {
 }
 MINIBATCHES = (1, 10)
 CELL, GAP, BREAK = 22, 2, 10
-"""Pixels of a square, between squares, and between groups."""
+"""Width of a square, of the gap between squares, and of the gap between groups, in pixels."""
 FRAME = (0.145, 0.075, 0.845, 0.87)
-"""Where the squares are in the picture: left, bottom, width and height as fractions of it."""
+"""Position of the squares in the picture: left, bottom, width and height as fractions of the picture."""
 QUANTILES = (0.1, 0.5, 0.9)
-MOST_SAMPLES = 32
+MAX_SAMPLES = 32
 """The largest minibatch that can be simulated on the page."""
 
-CAPTION = """Each square is all runs of one algorithm on one problem, drawn as Figure 5 explains.
-Columns are the problems: four shapes of loss, noise σ² falling from left to right, and within each noise level
-the curvature setting A = 10, 1, 0.1. Rows are the algorithms, a row a setting, for minibatches of n = 1 (upper of each
-pair) and n = 10 (lower). Blue is a loss below the initial one, red above, white no progress; the scale is
-logarithmic and one for each column, from the best final median in it to as much above the start, four decades at
-most. SGD, AdaGrad and the natural gradient each need another setting for another column. vSGD breaks on abs, whose
-samples show no curvature. vSGD-fd, at the bottom, has no setting. Its one failure is gauss with A = 10, σ² = 0.1 and
-n = 1: the probe δ = ḡ there reaches beyond the bowl, sees a flat loss, and over-steps. Two curiosities come from
-starting exactly 1 away: steps of fixed length on abs return to where they were at every even update (white), and
-AdaGrad's first step with η = 1 lands on the optimum by chance (a dark first column)."""
+CAPTION = """Each square shows all runs of one algorithm on one problem, drawn as in Figure 5.
+Columns are problems: four shapes of loss, noise σ² decreasing from left to right, and for each noise level the
+curvature setting A = 10, 1, 0.1. Rows are algorithms and their settings. Each has two rows, for minibatches of n = 1
+(upper) and n = 10 (lower). Blue is a loss below the initial one, red is above, white is equal. Each column has its own
+logarithmic scale, symmetric around the initial loss. It ends at the best final median of the column, or at four
+decades. SGD, AdaGrad and the natural gradient need different settings for different columns. vSGD fails on abs,
+whose samples have no curvature. vSGD-fd, at the bottom, has no setting. It fails once, on gauss with A = 10, σ² = 0.1
+and n = 1: the probe δ = ḡ reaches beyond the bowl and measures a flat loss, so the step is too long. Two patterns come
+from starting at a distance of exactly 1. Steps of fixed length on abs return to the start at every even update
+(white). AdaGrad's first step with η = 1 happens to reach the optimum (a dark first column)."""
 
 
 class Row(NamedTuple):
@@ -65,7 +65,7 @@ def compute(row: Row, request: Request) -> Arrays:
 
 
 def final_medians(results: Results) -> dict[str, Any]:
-    """For each row, the median final loss ratio on the 36 problems."""
+    """Return the median final loss ratio of each row on the 36 problems."""
     return {
         row.key: np.array(
             [np.median(loss_ratio(p, t[:, -1])) for p, t in zip(ELEMENTARY, results[row.key]["theta"], strict=True)]
@@ -75,14 +75,14 @@ def final_medians(results: Results) -> dict[str, Any]:
 
 
 def column_scales(results: Results) -> Any:
-    """Decades that the colors of a column span: as far as its best row goes, at least half of one."""
+    """Return the number of decades that the colors of each column span: those of its best row, at least 0.5."""
     with np.errstate(divide="ignore"):
         best = -np.log10(np.min(list(final_medians(results).values()), axis=0))
-    return np.clip(best, 0.5, MOST_DECADES)
+    return np.clip(best, 0.5, MAX_DECADES)
 
 
 def _places(groups: list[Any]) -> list[int]:
-    """Where squares begin when a wider gap separates the groups."""
+    """Return the first pixel of each square. A wider gap separates the groups."""
     places, at = [], 0
     for i, group in enumerate(groups):
         at += 0 if i == 0 else CELL + (GAP if group == groups[i - 1] else BREAK)
@@ -160,7 +160,7 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
     shapes = np.array([problem.shape for problem in ELEMENTARY])
     updates = [len(ELEMENTARY) * request.runs * request.updates for _ in ROWS]
     gradients = sum(count * row.n for count, row in zip(updates, ROWS, strict=True))
-    rows = [KeyNumber("updates, and sample gradients they take", f"{sum(updates):,}, {gradients:,}")]
+    rows = [KeyNumber("updates, sample gradients", f"{sum(updates):,}, {gradients:,}")]
     for n in MINIBATCHES:
         ours, before = medians[f"vSGD-fd n={n}"], medians[f"vSGD n={n}"]
         settings = [medians[row.key] for row in ROWS if row.group.startswith("SGD") and row.n == n]
@@ -187,15 +187,15 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
 
 
 def _centidecades(problem: Elementary, theta: Any) -> list[list[int]]:
-    """Quantiles over runs of log₁₀ of the loss ratio, in hundredths, at each checkpoint."""
+    """Return quantiles over runs of log₁₀ of the loss ratio, in hundredths, at each checkpoint."""
     with np.errstate(divide="ignore"):
-        logs = np.clip(np.log10(loss_ratio(problem, theta)), -2 * MOST_DECADES, 2 * MOST_DECADES)
+        logs = np.clip(np.log10(loss_ratio(problem, theta)), -2 * MAX_DECADES, 2 * MAX_DECADES)
     quantiles = np.quantile(100 * logs, QUANTILES, axis=0, method="nearest")
     return [[round(value) for value in row] for row in quantiles.tolist()]
 
 
 def data(results: Results, request: Request) -> dict[str, Any]:
-    """The learning curves of every square, and where the squares are in the picture."""
+    """Return the learning curves of every square, and the positions of the squares in the picture."""
     left, bottom, width, height = FRAME
     tops, lefts = _tops(), _lefts()
     return {
@@ -214,7 +214,7 @@ def data(results: Results, request: Request) -> dict[str, Any]:
             "box": {"left": left, "top": 1 - bottom - height, "width": width, "height": height},
         },
         "colors": LINE_COLORS,
-        "limits": {"n": MOST_SAMPLES},
+        "limits": {"n": MAX_SAMPLES},
     }
 
 

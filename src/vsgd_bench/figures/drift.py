@@ -1,4 +1,4 @@
-"""Beyond the paper's figures, its claim about changing data: rates that rise again."""
+"""An additional figure: learning rates rise again after the data change, as the paper claims."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ALGORITHMS: tuple[tuple[Algorithm, str], ...] = (
     (adagrad(1.0), ORANGE),
 )
 
-CAPTION = """A noisy quadratic whose optimum jumps by 5 half way. Left: median excess loss of all runs. Right: the
-median learning rate. While the optimum stands still, vSGD-fd lowers its rate as the noise begins to dominate; after
-the jump it raises it again, and lowers it once more when it has arrived. A rate that decays with time is too small by
-then and stays so. A constant rate is back at once but never gets close. AdaGrad has a larger rate left from before
-the jump, pays for it with a higher loss, and can only lower it."""
+CAPTION = """A noisy quadratic whose optimum jumps by 5 after half of the updates. Left: median excess loss of all runs.
+Right: median learning rate. While the optimum does not move, vSGD-fd reduces its rate as noise begins to dominate. It
+increases the rate after the jump, and reduces it again near the new optimum. A rate that decays with time is too small
+after the jump. A constant rate recovers fastest, but its loss stays high. AdaGrad can only reduce its rate. The rate is
+larger before the jump, at the cost of a higher loss."""
 
 
 def compute(algorithm: Algorithm, request: Request) -> Arrays:
@@ -40,7 +40,7 @@ def compute(algorithm: Algorithm, request: Request) -> Arrays:
 
 
 def recovery(loss: Any, request: Request) -> int | None:
-    """Updates after the jump until the median loss is below 1 % of the jump's."""
+    """Return the number of updates after the jump until the median loss is below 1 % of that at the jump."""
     after = loss[request.updates :]
     below = np.flatnonzero(after < 0.01 * PROBLEM.excess_loss(JUMP))
     return int(below[0]) if len(below) else None

@@ -1,4 +1,4 @@
-"""What a figure is: parts to compute, a drawing of them, and the numbers to read off."""
+"""The structure of a figure: parts to compute, a function that draws them, and key numbers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BLUE, RED, GREEN, ORANGE, PURPLE, GREY = "#2563a8", "#c8442f", "#2c8a5b", "#d98e
 COLORS = {"blue": BLUE, "red": RED, "green": GREEN, "orange": ORANGE, "purple": PURPLE, "grey": GREY}
 
 RUNS_AT_ONCE = 100
-"""Noise is drawn for so many runs at a time, so that memory does not grow with their number."""
+"""Number of runs simulated at a time. It limits the memory for noise."""
 
 
 class Request(NamedTuple):
-    """What the user may ask for."""
+    """Options of the command."""
 
     runs: int = 100
     updates: int = 1024
@@ -31,7 +31,7 @@ class Request(NamedTuple):
 
 
 class KeyNumber(NamedTuple):
-    """A number that the figure shows, and what it should be."""
+    """A number that the figure shows, and its expected value."""
 
     what: str
     value: str
@@ -42,7 +42,7 @@ Results = dict[str, Arrays]
 
 
 def nothing(results: Results, request: Request) -> None:
-    """A figure that is a picture and no more."""
+    """Return None: the figure is not interactive."""
 
 
 class Figure(NamedTuple):
@@ -50,15 +50,15 @@ class Figure(NamedTuple):
     title: str
     caption: str
     parts: Callable[[Request], dict[str, Callable[[], Arrays]]]
-    """The pieces of work, each stored when it is done."""
+    """Functions that compute the parts of the figure. Each result is stored when it is finished."""
     draw: Callable[[Results, Request], Canvas]
     numbers: Callable[[Results, Request], list[KeyNumber]]
     data: Callable[[Results, Request], dict[str, Any] | None] = nothing
-    """What the page needs to let a reader change it (`vsgd_bench/web/report.js`)."""
+    """Data of the interactive version on the page (`vsgd_bench/web/report.js`), or None."""
 
 
 def run_problems(problems: tuple[Elementary, ...], algorithm: Algorithm, n: int, request: Request) -> Any:
-    """θ as problems × runs × checkpoints at powers of two, the problems side by side on all cores."""
+    """Return θ, problems × runs × checkpoints, at powers of two. Problems run in parallel on all cores."""
     checkpoints = powers_of_two(request.updates)
     thetas = np.empty((len(problems), request.runs, len(checkpoints)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -72,5 +72,5 @@ def run_problems(problems: tuple[Elementary, ...], algorithm: Algorithm, n: int,
 
 
 def loss_ratio(problem: Elementary, thetas: Any) -> Any:
-    """The excess expected loss against that at the start."""
+    """Return the excess expected loss divided by its initial value."""
     return problem.excess_loss(thetas) / problem.excess_loss(1.0)

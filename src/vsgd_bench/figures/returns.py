@@ -18,14 +18,14 @@ NOISES = (0.01, 0.1, 1.0, 10.0)
 SIZES = np.unique(np.logspace(0, 3, 61).astype(int))
 SIMULATED_SIZES = np.array([1, 3, 10, 30, 100])
 SAMPLES = 1_000_000
-"""Drawn for each dot, so that small minibatches are repeated more often."""
+"""Number of samples per dot. Small minibatches are repeated more often."""
 
-CAPTION = """How much one sample gradient is worth in a minibatch of n, compared to n = 1, on a noisy quadratic
-with the optimal learning rate. Lines are the closed form, dots with error bars (one standard error) are
-simulated with the rule's own rate. Left: dense gradients. With little noise a second sample tells almost nothing
-new, so a minibatch of 100 is nearly all waste; with much noise it pays. Middle and right: only one gradient in
-10 or in 100 is non-zero. Rates that count the non-zero samples keep minibatches efficient up to about that
-size. The gain is −log of the expected loss, the expectation taken over sparsity and noise."""
+CAPTION = """Gain per sample gradient in a minibatch of n, relative to n = 1, on a noisy quadratic with the optimal
+learning rate. Lines are the closed form. Dots are simulations with the rate of the algorithm; error bars are one
+standard error. Left: dense gradients. With little noise, a second sample adds almost no information, so large
+minibatches waste gradients. With much noise, they are efficient. Middle and right: one gradient in 10 or in 100 is
+non-zero. If the rate depends on the number of non-zero samples, minibatches of up to about this size are efficient. The
+gain is −log of the expected loss ratio. The expectation is over sparsity and noise."""
 
 
 def compute(request: Request) -> Arrays:
@@ -69,7 +69,7 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
         KeyNumber(
             f"largest of {value.size} distances between simulation and closed form",
             f"{np.max(np.abs(value - exact) / error):.1f} standard errors",
-            "below 3, give or take",
+            "about 3 or less",
         ),
     ]
 

@@ -15,10 +15,9 @@ LOSSES = (Elementary("abs", 1.0, 1.0), Elementary("rectlin", 1.0, 1.0))
 SHOWN = 8
 DRAWN = 100_000
 
-CAPTION = """Each sample loss (dotted) has a kink, at a place drawn from N(0, 1). Their expectation (thick, in
-closed form) has none, and it has a curvature, though every sample's second derivative is zero where it exists.
-That is why curvature has to be measured by finite differences of the size of a step. Left: absolute value. Right:
-rectified linear."""
+CAPTION = """Each sample loss (dotted) has a kink at a random position from N(0, 1). The expected loss (thick, in closed
+form) is smooth and has a curvature, although the second derivative of every sample is zero where it exists. Curvature
+is therefore measured by finite differences over the length of a step. Left: absolute value. Right: rectified linear."""
 
 
 def compute(request: Request) -> Arrays:
@@ -31,7 +30,7 @@ def compute(request: Request) -> Arrays:
 
 
 def least(problem: Elementary) -> float:
-    """The infimum of the expected loss over A: what `excess_loss` leaves out."""
+    """Return the infimum of the expected loss divided by A, which `excess_loss` subtracts."""
     return problem.sigma * float(np.sqrt(2 / np.pi)) if problem.shape == "abs" else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Figure 2: counting the non-zero samples of each minibatch, or using their average number."""
+"""Figure 2: rates for the number of non-zero samples of each minibatch, or for its average."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from vsgd_bench.gain import averaged, counted, fixed, relative_gain
 from vsgd_bench.store import Arrays
 
 SETTINGS = ((0.1, 0.01), (0.01, 0.01), (0.1, 10.0), (0.01, 10.0))
-"""Share of non-zero gradients and noise σ², a panel each."""
+"""Fraction of non-zero gradients and noise σ² of each panel."""
 SIZES = np.unique(np.logspace(0, 3, 43).astype(int))
 FIXED_RATES = np.logspace(-2, 2, 40)
 
-CAPTION = """The same relative gain for sparse gradients, when the rate follows the number of non-zero samples in
-the minibatch at hand (green), when it follows their long-term average number (red), and for 40 fixed learning
-rates between 0.01 and 100 (dots; those that lose ground lie below the frame). Around n = 1/p a minibatch holds
-one non-zero sample or a few; the average then over-steps when it holds two, and dents the red curve. The noisier
-the samples, the less it matters. Green is above every fixed rate everywhere. As in Figure 1 the gain is −log of
-the expected loss."""
+CAPTION = """Relative gain for sparse gradients, as in Figure 1. Green: the rate depends on the number of non-zero
+samples in the current minibatch. Red: it depends on their average number. Dots: 40 fixed learning rates from 0.01 to
+100; negative gains are below the frame. Near n = 1/p, a minibatch has about one non-zero sample. If it has two, the red
+rate is too large, which causes the dip of the red curve. The dip is smaller with more noise. The green curve is above
+all fixed rates everywhere."""
 
 
 def compute() -> Arrays:
@@ -67,7 +66,7 @@ def numbers(results: Results, request: Request) -> list[KeyNumber]:
         ),
         KeyNumber("best of 40 fixed rates, the same", f"{best:.3f}"),
         KeyNumber(
-            "least lead of the count over the best fixed rate, all panels and sizes",
+            "smallest advantage of the count over the best fixed rate, all panels and sizes",
             f"{np.min(arrays['count'] - arrays['fixed'].max(axis=-1)):.1e}",
             "not below 0",
         ),
@@ -80,7 +79,7 @@ def data(results: Results, request: Request) -> dict[str, Any]:
 
 FIGURE = Figure(
     name="2",
-    title="Counting the zeros of every minibatch",
+    title="Counting the non-zero samples of every minibatch",
     caption=CAPTION,
     parts=lambda request: {"gain": compute},
     draw=draw,

@@ -1,4 +1,4 @@
-"""Figure 5: how to read the heatmap squares; and the squares themselves, which Figure 6 is made of."""
+"""Figure 5: how to read the heatmap squares. Figure 6 uses the functions that draw them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from vsgd_bench.simulate import powers_of_two
 PROBLEM = Elementary("quad", 1.0, 1.0)
 ALGORITHMS: tuple[tuple[Algorithm, str], ...] = ((sgd(0.01), ORANGE), (sgd(1.0), RED), (vsgd_fd(), BLUE))
 TRIALS = 8
-MOST_DECADES = 4.0
-"""Colors tell apart losses down to 1e-4 of the first; below, all is the darkest blue."""
+MAX_DECADES = 4.0
+"""Range of the colors: all losses below 1e-4 of the initial one have the darkest blue."""
 COLORS = "RdBu_r"
 
-CAPTION = """Left: learning curves of three algorithms on (θ − ξ)², eight trials each (thin) and their mean (thick),
-measured at powers of two. Right: the same data as one square an algorithm. Time runs to the right on a log₂
-scale; at each time the trials are sorted, the worst on top. White is the loss at the start, blue is lower, red is
-higher, on a log scale. A square that turns blue on its right side has learned, red means that it overjumped, and
-the range of colors from top to bottom is the variability between trials."""
+CAPTION = """Left: learning curves of three algorithms on (θ − ξ)², measured at powers of two: eight trials each (thin)
+and their mean (thick). Right: the same data as one square per algorithm. Updates increase to the right on a log₂ scale.
+At each update the trials are sorted, with the worst on top. White is the initial loss, blue is lower, red is higher, on
+a log scale. A square with a blue right side has learned. A red one has a loss above its initial value. The range of
+colors from top to bottom shows how much trials vary."""
 
 
 def decades(ratio: Any) -> Any:
-    """log₁₀ of a loss ratio, within what the colors can show."""
+    """Return log₁₀ of a loss ratio, clipped to the range of the colors."""
     with np.errstate(divide="ignore"):
-        return np.clip(np.log10(ratio), -MOST_DECADES, MOST_DECADES)
+        return np.clip(np.log10(ratio), -MAX_DECADES, MAX_DECADES)
 
 
 def square(ratio: Any, height: int) -> Any:
-    """Runs × checkpoints to an image: runs sorted at each checkpoint, worst on top, `height` quantiles of them."""
+    """Return an image of runs × checkpoints: `height` quantiles over runs at each checkpoint, the worst on top."""
     ranks = np.linspace(0, len(ratio) - 1, height).round().astype(int)
     return decades(np.sort(ratio, axis=0)[::-1][ranks])
 

@@ -16,7 +16,8 @@ __all__ = ["add_sparse_command"]
 def sparse(arguments: argparse.Namespace) -> None:
     """Fit linear models with vSGD, scikit-learn, Vowpal Wabbit and river, and write a table of held-out losses.
 
-    Runs are stored as they end; the same command continues from there. VSGD_DATA names the folder of data sets.
+    Each finished run is stored, so the same command continues an interrupted comparison. The environment variable
+    VSGD_DATA names the folder of data sets.
     """
     try:
         command = importlib.import_module("vsgd_bench.sparse.command")
@@ -27,7 +28,7 @@ def sparse(arguments: argparse.Namespace) -> None:
 
 
 def add_sparse_command(commands: Any) -> None:
-    """Add the subcommand to what `ArgumentParser.add_subparsers` returned."""
+    """Add the subcommand to `commands`, the result of `ArgumentParser.add_subparsers`."""
     words = "compare linear models on sparse and unscaled data"
     command = commands.add_parser("sparse", help=words, description=sparse.__doc__)
     command.add_argument(
@@ -42,5 +43,5 @@ def add_sparse_command(commands: Any) -> None:
         default=Path("report/results-sparse.md"),
         help="page to write (default: report/results-sparse.md)",
     )
-    command.add_argument("--seeds", type=at_least(1), default=5, help="runs of each (default: 5)")
+    command.add_argument("--seeds", type=at_least(1), default=5, help="number of seeds per method (default: 5)")
     command.set_defaults(run=sparse)

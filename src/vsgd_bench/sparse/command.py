@@ -1,4 +1,4 @@
-"""The work of `vsgd sparse`: run what is not stored, and write the table."""
+"""The implementation of `vsgd sparse`: run what is not stored, and write the table."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def judged(problem: Problem, fit: Fit, seed: int) -> float:
 
 
 def spread(values: list[float]) -> str:
-    """Mean ± standard deviation over the seeds."""
+    """Return the mean ± standard deviation over the seeds."""
     if not all(np.isfinite(values)):
         return "diverged"
     mean = np.mean(values)
@@ -86,10 +86,10 @@ def heading(command: str, seeds: int) -> list[str]:
         "# Linear models on sparse and unscaled data",
         "",
         f"Written by `{command}`. {EPOCHS} epochs, seeds 0 to {seeds - 1}, mean ± standard deviation.",
-        "A grid is 13 rates × 4 alphas × 2 schedules (25 rates on unscaled tables); its best member is chosen on the",
-        "held-out rows of seed 0, with hindsight, and then run on all seeds. vSGD has its defaults everywhere;",
-        "they were first settled with an eye on the held-out rows of these data sets, then twice more on splits of the",
-        "training rows and the first 25,000 rows of Elec2, with these held-out losses known.",
+        "A grid is 13 rates × 4 alphas × 2 schedules (25 rates on unscaled tables). Its best member is chosen in",
+        "hindsight, by the held-out loss of seed 0, and then run on all seeds. vSGD has its defaults everywhere. They",
+        "were first chosen while the held-out losses of these data sets were known. Later they were changed twice, on",
+        "splits of the training rows and on the first 25,000 rows of Elec2.",
         "",
         f"{platform.system()}, Python {platform.python_version()}; {', '.join(versions)}.",
     ]

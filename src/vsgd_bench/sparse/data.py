@@ -18,14 +18,14 @@ from vsgd_bench.datasets import locate
 
 
 class Split(NamedTuple):
-    """Rows to learn from, and rows to be judged on."""
+    """Training rows and held-out rows."""
 
     X: Any
     y: Any
     X_test: Any
     y_test: Any
     fixed: bool = False
-    """Whether it is the same for every seed, and stays in memory."""
+    """Whether it is the same for every seed. It is then cached in memory."""
 
 
 def open_text(name: str) -> Any:
@@ -34,7 +34,7 @@ def open_text(name: str) -> Any:
 
 @functools.cache
 def newsgroups(tfidf: bool) -> Split:
-    """Usenet posts by group: word counts, or tf-idf. The split is the published one."""
+    """Return Usenet posts by group, as word counts or tf-idf, with the published split."""
     texts, labels = [], []
     for part in ("train", "test"):
         lines = [line.rstrip("\n").partition("\t") for line in open_text(f"20newsgroups/{part}.tsv.gz")]
@@ -51,7 +51,7 @@ def newsgroups(tfidf: bool) -> Split:
 
 @functools.cache
 def adult() -> tuple[Any, Any]:
-    """Does a person earn more than 50,000 $? Six numbers as they are, categories one-hot."""
+    """Return census data and whether a person earns more than 50,000 $. Numbers are unscaled, categories one-hot."""
     people = list(csv.DictReader(open_text("adult.csv.gz")))
     numbers = ["age", "fnlwgt", "educational-num", "capital-gain", "capital-loss", "hours-per-week"]
     categories = [name for name in people[0] if name not in [*numbers, "income"]]
@@ -61,7 +61,7 @@ def adult() -> tuple[Any, Any]:
 
 
 def table(name: str) -> tuple[Any, Any]:
-    """A CSV file of numbers, the target last."""
+    """Return the columns of a CSV file of numbers; the last one is the target."""
     values = np.loadtxt(open_text(name), delimiter=",", skiprows=1)
     return values[:, :-1], values[:, -1]
 

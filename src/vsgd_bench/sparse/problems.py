@@ -1,4 +1,4 @@
-"""The problems of the comparison, and how a prediction is judged."""
+"""The problems of the comparison, and the losses of predictions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vsgd_bench.sparse.data import Split, adult, newsgroups, split_of, table
 class Problem(NamedTuple):
     name: str
     load: Callable[[int], Split]
-    """By seed."""
+    """Returns the split of a seed."""
     judge: Callable[[Any, Any], float]
-    """Held-out loss, of margins and targets."""
+    """Returns the held-out loss of margins and targets."""
     regression: bool = False
     many_classes: bool = False
-    """Whether probabilities of many classes are judged, not binary ones."""
+    """Whether the loss is that of class probabilities, not of binary problems."""
     scaled: bool = False
     fixed_split: bool = False
 
@@ -30,7 +30,7 @@ def log_loss(margins: Any, y: Any) -> float:
 
 
 def one_vs_rest_loss(margins: Any, y: Any) -> float:
-    """Mean log loss of the binary problems, one per class."""
+    """Return the mean log loss of the binary problems, one per class."""
     return log_loss(margins, np.arange(margins.shape[1]) == y[:, None])
 
 
@@ -39,13 +39,13 @@ def softmax_loss(margins: Any, y: Any) -> float:
 
 
 def shares_loss(margins: Any, y: Any) -> float:
-    """Log loss of one-vs-rest probabilities, divided by their sum."""
+    """Return the log loss of one-vs-rest probabilities, normalized to a sum of 1."""
     shares = np.clip(expit(margins), 1e-300, None)
     return float(-np.mean(np.log((shares / shares.sum(axis=1, keepdims=True))[np.arange(len(y)), y])))
 
 
 def class_loss(margins: Any, y: Any) -> float:
-    """The better reading of margins that may be competing or independent: no rival is judged by the wrong one."""
+    """Return the lower of the softmax loss and the one-vs-rest loss, since margins may be of either kind."""
     return min(softmax_loss(margins, y), shares_loss(margins, y))
 
 

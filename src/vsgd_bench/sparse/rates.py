@@ -1,4 +1,4 @@
-"""Draw the learning rates that a classifier of posts ends with, by how many posts a word is in.
+"""Draw the final learning rates of a classifier of posts, by the number of posts that contain a word.
 
 VSGD_DATA=... python -m vsgd_bench.sparse.rates --out docs/figures/rates-by-frequency.png
 """
@@ -21,24 +21,24 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 def by_frequency(posts: Any, rates: Any) -> tuple[Any, Any]:
-    """Words that are in about as many posts, in groups an octave wide; and quantiles × groups of their rates."""
+    """Return groups of words by number of posts, each an octave wide, and quantiles × groups of their rates."""
     octave = np.round(np.log2(posts))
     groups = [group for group in np.unique(octave) if np.sum(octave == group) >= 10]
     return 2.0 ** np.array(groups), np.array([np.quantile(rates[octave == group], QUANTILES) for group in groups]).T
 
 
 def draw(posts: Any, rates: Any, total: int) -> Canvas:
-    """`posts` and `rates` have a number a word; there are `total` posts."""
+    """Draw the rates. `posts` and `rates` have one number per word; `total` is the number of posts."""
     at, (lowest, low, middle, high, highest) = by_frequency(posts, rates)
     canvas = Canvas(figsize=(8, 4.4), layout="constrained")
     axis = canvas.subplots()
-    axis.fill_between(at, lowest, highest, color=BLUE, alpha=0.12, lw=0, label="eight words in ten are here")
-    axis.fill_between(at, low, high, color=BLUE, alpha=0.25, lw=0, label="half of the words are here")
+    axis.fill_between(at, lowest, highest, color=BLUE, alpha=0.12, lw=0, label="80 % of the words")
+    axis.fill_between(at, low, high, color=BLUE, alpha=0.25, lw=0, label="50 % of the words")
     axis.plot(at, middle, color=BLUE, lw=2, marker="o", ms=4, label="median")
-    axis.set(xscale="log", yscale="log", xlabel=f"number of posts that the word is in, of {total:,}")
+    axis.set(xscale="log", yscale="log", xlabel=f"number of posts that contain the word, of {total:,}")
     axis.set_ylabel("learning rate of the word's coefficient")
     axis.set_title(
-        f"Rare words keep learning, frequent words have settled (20 Newsgroups, {EPOCHS} epochs)", fontsize=11
+        f"Rare words have larger learning rates than frequent words (20 Newsgroups, {EPOCHS} epochs)", fontsize=11
     )
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, loc="lower left")

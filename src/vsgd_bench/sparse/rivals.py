@@ -1,4 +1,4 @@
-"""What the method is compared with. Each rival fits five epochs and returns margins for the held-out rows."""
+"""The methods of the comparison. Each is trained for five epochs and returns margins of the held-out rows."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ Fit = Callable[[Split, int], Any]
 class Rival(NamedTuple):
     name: str
     grid: dict[str, Fit]
-    """By configuration; the best on the first seed is then run on all. One entry: nothing to choose."""
+    """Functions by configuration. The best one on the first seed is run on all seeds."""
     random: bool = True
-    """Whether the seed matters, when the split does not depend on it."""
+    """Whether the result depends on the seed, given the split."""
 
 
 MARGINS: dict[tuple[Any, ...], Any] = {}
 
 
 def remembered(parameters: dict[str, Any]) -> Callable[[Fit], Fit]:
-    """One-vs-rest margins are judged twice, as binary problems and as one of many classes; they are fitted once."""
+    """Return a decorator that caches margins on fixed splits, which are evaluated by two losses."""
 
     def around(fit: Fit) -> Fit:
         def recall(data: Split, seed: int) -> Any:
@@ -94,7 +94,7 @@ def sgd_grid(regression: bool, rates: Any) -> dict[str, Fit]:
 
 
 def batch(regression: bool, multinomial: bool) -> Fit:
-    """Least squares, or logistic regression as scikit-learn has it by default: C = 1, at most 100 iterations."""
+    """Return least squares, or logistic regression with the defaults of scikit-learn: C = 1, at most 100 iterations."""
 
     def fit(data: Split, seed: int) -> Any:
         if regression:
@@ -114,7 +114,7 @@ def batch(regression: bool, multinomial: bool) -> Fit:
 
 
 def vowpal_wabbit(regression: bool, flags: str) -> Fit:
-    """Files in a shuffled order, five passes; several classes as one against all, raw scores."""
+    """Return Vowpal Wabbit on shuffled files, with five passes. Several classes are one against all."""
 
     def lines(X: Any, y: Any, classes: int) -> Any:
         X = sparse.csr_matrix(X)

@@ -1,4 +1,4 @@
-"""Elec2, a stream that drifts: predict each row, then learn from it."""
+"""Elec2, a stream with drift. Each row is predicted before it is learned."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vsgd.sklearn import VSGDClassifier
 from vsgd_bench.sparse.data import table
 
 BURN_IN = 10
-"""Rows that every model learns from before the first prediction."""
+"""Number of rows before the first prediction."""
 
 
 def prequential(model: Any, scaled: bool, X: Any, y: Any) -> float:
-    """Share of rows predicted right, for a model with `partial_fit`."""
+    """Return the fraction of correct predictions of a model with `partial_fit`."""
     scaler = StandardScaler()
     right = 0
     for i in range(len(y)):
@@ -47,7 +47,7 @@ def with_river(scaled: bool, X: Any, y: Any) -> float:
 
 
 def streams() -> dict[str, Callable[[int], float]]:
-    """Accuracy by model and seed."""
+    """Return functions that map a seed to an accuracy, by the name of the model."""
     X, y = table("elec2.csv.gz")
     y = y.astype(int)
     found: dict[str, Callable[[int], float]] = {}
@@ -71,5 +71,5 @@ def streams() -> dict[str, Callable[[int], float]]:
 
 
 def is_random(name: str) -> bool:
-    """Whether the seed matters: the others see the rows in their order and draw nothing."""
+    """Return whether the result depends on the seed. The other models use no random numbers."""
     return name.startswith("vSGD")

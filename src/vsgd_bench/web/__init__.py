@@ -1,4 +1,4 @@
-"""What the pages of `vsgd figures` and `vsgd compare` share: style, drawing, and one file that needs nothing else."""
+"""Functions, style and scripts that the pages of `vsgd figures` and `vsgd compare` share. Pages are self-contained."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def asset(name: str) -> str:
-    """The text of a file beside this module."""
+    """Return the text of a file in the folder of this module."""
     return files(__name__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: null."""
+    """Return the value with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -26,12 +26,12 @@ def _finite(value: Any) -> Any:
 
 
 def embedded(data: Any) -> str:
-    """JSON that may stand in a <script> element; what is not finite is null."""
+    """Return JSON for a <script> element. Numbers that are not finite become null."""
     return json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def page(title: str, body: str, data: Any, scripts: list[str]) -> str:
-    """A whole page. The scripts find `data` in the constant DATA; a script is a file of this folder, or code."""
+    """Return a page. A script is a file of this folder, or code. The constant DATA in the scripts holds `data`."""
     code = "\n".join(asset(script) if script.endswith(".js") else script for script in scripts)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">

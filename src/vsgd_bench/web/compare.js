@@ -1,4 +1,5 @@
-// The comparison: choose workloads and optimizers; curves, profiles and tables follow. DATA comes from `compare/curves.py`.
+// The comparison. The selected workloads and optimizers are shown in curves, profiles and tables. DATA is written by
+// `compare/curves.py`.
 
 const chosen = { workloads: new Set(), methods: new Set(), axis: Object.keys(DATA.axes)[0] };
 
@@ -63,7 +64,7 @@ const lineOf = (method) => ({
 });
 const methodsShown = () => DATA.methods.filter((method) => chosen.methods.has(method.name));
 
-// How many times longer than the fastest of those shown a method took, on each workload and seed; as `judging.profiles`.
+// The time of a method relative to the fastest selected one, on each workload and seed; as `judging.profiles`.
 function ratiosOf(axis, methods, workloads) {
   const ratios = Object.fromEntries(methods.map((name) => [name, []]));
   for (const { workload, spent } of DATA.times[axis]) {
@@ -105,11 +106,11 @@ function drawProfiles(area) {
       make(
         "p",
         { class: "note" },
-        "Nothing to draw: none of the chosen optimizers was run on a chosen workload that has a target.",
+        "Nothing to draw: there are no runs of the selected optimizers on selected workloads that have a target.",
       ),
     );
   plot(area, {
-    title: `Share of workloads and seeds solved against ${DATA.axes[chosen.axis]}`,
+    title: `Fraction of workloads and seeds solved against ${DATA.axes[chosen.axis]}`,
     height: 340,
     series,
     x: {
@@ -156,14 +157,14 @@ function drawCurves(grid) {
       series,
       height: 210,
       x: { min: 0, label: DATA.axes[chosen.axis] },
-      // what diverges leaves the picture
+      // diverging curves leave the plot
       y: { log: true, min: 0.9 * Math.min(...finite.flat()), max: 1.1 * Math.max(...finite.map((y) => y[0])) },
       marks: workload.target ? [{ y: workload.target }] : [],
     });
   }
 }
 
-// The number that a cell begins with; signs of verdicts are numbers too, and what diverged is worst.
+// The number at the start of a cell, for sorting. Signs of comparisons are numbers too; diverged runs are last.
 function valueOf(text) {
   const signs = { "+": 1, "=": 0, "−": -1, "·": NaN };
   if (text in signs) return signs[text];
@@ -178,7 +179,7 @@ function compareCells(a, b) {
   return x === y ? 0 : x - y;
 }
 
-// A heading sorts by its column: up, down, and as it was.
+// A click on a heading sorts by its column: ascending, descending, original order.
 function makeSortable(table) {
   const body = table.tBodies[0],
     rows = [...body.rows],
@@ -198,7 +199,7 @@ function makeSortable(table) {
   });
 }
 
-// Rows and columns of workloads and optimizers that are not chosen are left out.
+// Rows and columns of workloads and optimizers that are not selected are hidden.
 const hidden = new Map([
   ...DATA.workloads.flatMap((w) => [
     [w.title, ["workloads", w.name]],

@@ -1,4 +1,4 @@
-// Sliders and lists to choose from. Each is a <label> with the current value in `.value`.
+// Sliders and lists. Each is a <label> with the current value in `.value`.
 
 function slider(name, { min, max, value, log = false, steps = 60, whole = false, format = short }, changed) {
   const forth = log ? Math.log : (v) => v,
@@ -50,7 +50,7 @@ function chooser(name, options, value, changed) {
   return label;
 }
 
-// Many changes in a row, as a slider makes them, are one drawing.
+// Several changes in quick succession, as by a slider, cause one drawing.
 function atNextFrame(work) {
   let asked = false;
   return () => {

@@ -1,4 +1,4 @@
-// What a minibatch is worth, as `vsgd.bench.gain` says; the rate is the paper's, translated.
+// The gain of a minibatch, as in `vsgd_bench.gain`. The rate of the paper is translated from Python.
 
 function truth(noise) {
   return { grad: 1, grad_sq: 1 + noise, curv: 1, curv_sq: 1 };
@@ -34,7 +34,7 @@ function gain(noise, step, probabilities) {
   return -Math.log(loss);
 }
 
-// The gain per sample gradient, compared to that of minibatches of one.
+// The gain per sample gradient, divided by that of minibatches of one sample.
 function relativeGain(n, presence, noise, step, probabilities = binomial(n, presence)) {
   return gain(noise, step, probabilities) / (n * gain(noise, counted(noise), binomial(1, presence)));
 }

@@ -76,7 +76,7 @@ function axisOf(options, values, from, to, wanted) {
 // How far beyond the frame a line may lead, in pixels; what is beyond is clipped.
 const BEYOND = 200;
 
-// A frame of axes: pixels of a point, and whether it can be shown at all.
+// A frame of axes: the pixel of a point, and whether the point is finite.
 function frameOf(x, y, top, bottom) {
   const height = (v) => Math.max(top - BEYOND, Math.min(bottom + BEYOND, v === Infinity ? -Infinity : y.place(v)));
   return {
@@ -85,7 +85,7 @@ function frameOf(x, y, top, bottom) {
   };
 }
 
-// Consecutive points that can be shown, joined.
+// Lines through consecutive finite points.
 function pathOf({ x, y, step }, frame) {
   let drawing = false;
   const parts = x.map((at, i) => {
@@ -99,12 +99,12 @@ function pathOf({ x, y, step }, frame) {
   return parts.join("");
 }
 
-// The area between two curves, where the lower one can be shown; the upper one may be infinite.
+// The area between two curves where the lower one is finite. The upper one may be infinite.
 function bandOf({ x, band: [low, high] }, frame) {
-  const kept = x.map((_, i) => i).filter((i) => frame.shows(x[i], low[i]));
-  const upper = kept.map((i) => frame.point(x[i], high[i])),
-    lower = kept.map((i) => frame.point(x[i], low[i]));
-  return kept.length > 1 ? `M${[...upper, ...lower.reverse()].join("L")}Z` : "";
+  const finite = x.map((_, i) => i).filter((i) => frame.shows(x[i], low[i]));
+  const upper = finite.map((i) => frame.point(x[i], high[i])),
+    lower = finite.map((i) => frame.point(x[i], low[i]));
+  return finite.length > 1 ? `M${[...upper, ...lower.reverse()].join("L")}Z` : "";
 }
 
 const strokeOf = ({ color, width = 2, dash = "none" }) =>

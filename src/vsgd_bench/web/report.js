@@ -1,5 +1,4 @@
-// The parts of the report that respond: Figures 1, 2 and drift here, 6 in squares.js. DATA holds what each figure says
-// of itself.
+// The interactive figures of the report: 1, 2 and drift here, 6 in squares.js. DATA holds the data of each figure.
 
 const percent = (p) => `${Number((100 * p).toPrecision(3))} %`;
 const NOISE = { min: 0.01, max: 100, log: true };
@@ -23,7 +22,7 @@ function figure1({ noises, presences, sizes, colors }) {
   const noise = slider("noise σ²", { ...NOISE, value: 0.1 }, () => redraw());
   const presence = slider("gradients that are non-zero, p", { ...PRESENCE, value: presences[1] }, () => redraw());
   const chart = chartBox("Relative gain per sample gradient"),
-    said = make("p", { class: "note", "aria-live": "polite" });
+    message = make("p", { class: "note", "aria-live": "polite" });
   const curve = (p, variance) => sizes.map((n) => relativeGain(n, p, variance, counted(variance)));
   const draw = () => {
     const [p, variance] = [presence.value, noise.value];
@@ -46,7 +45,8 @@ function figure1({ noises, presences, sizes, colors }) {
     });
     const half = sizes.filter((_, i) => y[i] >= 0.5).at(-1);
     const more = half === sizes.at(-1) ? " and more" : "";
-    said.textContent = `A sample is worth at least half of a lone one in minibatches of up to ${half}${more}.`;
+    const words = "the gain per sample is at least half of that of a single sample";
+    message.textContent = `In minibatches of up to ${half}${more}, ${words}.`;
   };
   const redraw = atNextFrame(draw);
   panel(
@@ -55,7 +55,7 @@ function figure1({ noises, presences, sizes, colors }) {
     "The closed form for other noise and sparsity. Grey lines: the noise levels of the figure at this sparsity.",
     [noise, presence],
     [chart.box],
-  ).append(said);
+  ).append(message);
   drawn(draw);
 }
 
@@ -155,7 +155,7 @@ function figureDrift({ problem, jump, updates, algorithms }) {
   panel(
     "drift",
     "Try it",
-    `Runs in this page: ${RUNS} runs of each algorithm, with samples of their own.`,
+    `Simulated in this page: ${RUNS} runs of each algorithm, with new samples.`,
     [size, noise, presence],
     [loss.box, rate.box],
   );

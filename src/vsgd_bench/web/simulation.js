@@ -13,7 +13,7 @@ function uniform(seed) {
 
 const normal = (random) => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
 
-// As `vsgd.bench.simulate.draw_noise`: runs × minibatches × n, those before the first update included.
+// As `vsgd_bench.simulate.draw_noise`: runs × minibatches × n, including those before the first update.
 function drawNoise(seed, runs, updates, n, presence = 1) {
   const lead = Math.ceil(BOOTSTRAP / n),
     random = uniform(seed);
@@ -27,7 +27,7 @@ function drawNoise(seed, runs, updates, n, presence = 1) {
   return { normal: each(() => normal(random)), present: each(() => presence >= 1 || random() < presence), lead };
 }
 
-// As `vsgd.bench.simulate.simulate`: {theta, rate}, runs × checkpoints. A problem is {shape, scale, noise}.
+// As `vsgd_bench.simulate.simulate`: {theta, rate}, runs × checkpoints. A problem is {shape, scale, noise}.
 function simulate(problem, algorithm, noise, checkpoints, centers = null) {
   const [runs, batches] = noise.normal.shape;
   const empty = () => Array.from({ length: runs }, () => new Array(checkpoints.length).fill(Infinity));

@@ -10,10 +10,10 @@ function figure6(data) {
   const { tops, lefts, cell, width, height, box } = data.layout;
   const here = make("div", { class: "here", hidden: true }),
     peek = make("div", { class: "peek", hidden: true });
-  const said = make("p", { class: "note", "aria-live": "polite" }, "No square chosen.");
+  const message = make("p", { class: "note", "aria-live": "polite" }, "No square chosen.");
   holder.append(here);
   scroll.append(peek);
-  scroll.after(said);
+  scroll.after(message);
   let at = { row: data.rows.length - 2, column: 0 };
 
   // Fractions of the picture that a square covers.
@@ -49,7 +49,7 @@ function figure6(data) {
     const comparison =
       best === row ? "The best of its column." : `Best of the column: ${nameOf(best)}, ${finalWords(best)}.`;
     const words = `${nameOf(row)} on ${problemName(data.columns[column])}: ${result} ${comparison}`;
-    said.textContent = words;
+    message.textContent = words;
     const area = make("div");
     peek.replaceChildren(make("p", {}, words), area);
     const size = holder.getBoundingClientRect(),
@@ -142,7 +142,7 @@ function explore({ rows, checkpoints, colors, limits }) {
   const loss = chartBox("Samples and their expectation"),
     curves = chartBox("Excess loss / initial"),
     rates = chartBox("Median learning rate");
-  const said = make("p", { class: "note", "aria-live": "polite" });
+  const message = make("p", { class: "note", "aria-live": "polite" });
 
   const drawProblem = (problem) => {
     const theta = Array.from({ length: 161 }, (_, i) => -4 + i / 20),
@@ -212,7 +212,7 @@ function explore({ rows, checkpoints, colors, limits }) {
       legend: false,
       series: tracks.map(({ label, color, rate }) => ({ x, y: from1(rate), color, label, width: 2.6 })),
     });
-    said.textContent =
+    message.textContent =
       tracks
         .map(({ label, ratios }) => `${label}: median loss ${timesWords(quantileOf(ratios, 0.5).at(-1))}`)
         .join("; ") + ` after ${checkpoints.at(-1)} updates on ${problemName(problem)}, n = ${n.value}.`;
@@ -229,7 +229,7 @@ function explore({ rows, checkpoints, colors, limits }) {
     [loss.box, curves.box, rates.box],
   );
   box.tabIndex = -1;
-  box.append(said, again);
+  box.append(message, again);
   drawn(draw);
   return {
     open(row, problem, best) {

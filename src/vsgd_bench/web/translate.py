@@ -1,8 +1,9 @@
-"""Python functions of plain arithmetic as JavaScript, so that a page runs the package's own text.
+"""Translate Python functions of plain arithmetic to JavaScript, so that a page runs the code of the package.
 
-`Translator.add` translates a function and all that it calls. Understood are assignments, `if`, `for` over a range,
-`return`, arithmetic, comparisons, NamedTuples (objects with the same fields) and the functions of `LIBRARY`; anything
-else is an error. Tuples become arrays, `x[i, j]` an array of arrays, and a boolean counts as 0 or 1 in both languages.
+`Translator.add` translates a function and all functions that it calls. It supports assignments, `if`, `for` over a
+range, `return`, arithmetic, comparisons, NamedTuples (as objects with the same fields) and the functions of `LIBRARY`.
+Anything else raises TypeError. Tuples become arrays, and `x[i, j]` an element of an array of arrays. A boolean is 0 or
+1 in both languages.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LIBRARY: dict[Any, str] = {
     **{abs: "Math.abs", max: "Math.max", min: "Math.min", int: "Math.trunc"},
     **{np.maximum: "Math.max", np.empty: "new Float64Array", np.sign: "Math.sign"},
     **{np.exp: "Math.exp", np.expm1: "Math.expm1", np.sqrt: "Math.sqrt"},
-    **{special.erf: "erf", special.log_ndtr: "logNormalCdf"},  # by hand, in special.js
+    **{special.erf: "erf", special.log_ndtr: "logNormalCdf"},  # written in special.js
 }
 BINARY: dict[type, str] = {
     **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"},
@@ -36,26 +37,26 @@ UNKNOWN = object()
 
 
 def js_name(function: Callable[..., Any]) -> str:
-    """Its module and name: those of several modules may share a name."""
+    """Return the name in JavaScript: module and name, since functions of several modules may share a name."""
     return f"{function.__module__.split('.')[-1]}_{function.__name__}"
 
 
 class Translator:
-    """Collects functions and all that they call."""
+    """Translates functions and all functions that they call."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
 
     def add(self, function: Callable[..., Any]) -> str:
-        """Translate a function unless that was done, and return what it is called in JavaScript."""
+        """Translate a function if necessary, and return its name in JavaScript."""
         name = js_name(function)
         if name not in self._texts:
-            self._texts[name] = ""  # it may call itself
+            self._texts[name] = ""  # it may be recursive
             self._texts[name] = _Body(self, function).text(name)
         return name
 
     def literal(self, value: Any) -> str:
-        """A constant, a NamedTuple of them, or a function."""
+        """Return the JavaScript of a constant, a NamedTuple of constants, or a function."""
         if isinstance(value, FunctionType):
             return self.add(value)
         if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -69,7 +70,7 @@ class Translator:
 
 
 class _Body:
-    """One function."""
+    """Translates one function."""
 
     def __init__(self, translator: Translator, function: Any):
         (self._tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
@@ -119,7 +120,7 @@ class _Body:
         raise self._refuse(node)
 
     def _loop(self, head: str, node: ast.For) -> list[str]:
-        """`break` leaves a labelled block that also holds what follows `else`."""
+        """Return a loop. `break` leaves a labelled block that also contains the `else` branch."""
         label = f"loop{node.lineno}"
         self._labels.append(label)
         body = [f"  {head} {{", *("  " + line for line in self._indented(node.body)), "  }"]
@@ -127,7 +128,7 @@ class _Body:
         return [f"{label}: {{", *body, *self._indented(node.orelse), "}"]
 
     def _static(self, node: ast.expr) -> Any:
-        """What a name of the module or of one that it imports stands for."""
+        """Return the value of a name of the module, or of an attribute of a module that it imports."""
         match node:
             case ast.Name(id=name) if name not in self._parameters and name not in self._assigned:
                 return self._function.__globals__.get(name, getattr(builtins, name, UNKNOWN))

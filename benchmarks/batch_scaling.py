@@ -1,12 +1,13 @@
-"""Samples to a target loss on Fashion-MNIST by minibatch size: vSGD as it is, SGD and AdamW with scaled learning rates.
+"""Measure the number of samples to a target loss on Fashion-MNIST by minibatch size, for vSGD, SGD and AdamW.
 
     VSGD_DATA=... python benchmarks/batch_scaling.py --out docs/figures/batch-scaling.png
 
-SGD and AdamW are tuned at a minibatch of 32; SGD's learning rate is then scaled linearly with the size, AdamW's by the
-square root. With the rate of eq. 3 the gain of a step is proportional to n / (n + B), where B = tr Σ / |G|² is the
-gradient noise scale, so n-sample steps need (n + B) / (m + B) times the samples of m-sample steps. The prediction takes
-the samples of each part of the run with the smallest minibatch times this factor, with B as it was then: at the
-iterates, where gradients are taken, and for comparison at their average, which is what is evaluated and has less noise.
+SGD and AdamW are tuned at a minibatch of 32. The learning rate of SGD is scaled linearly with the size, that of AdamW
+by its square root. vSGD has no setting. With the rate of eq. 3, the gain of a step is proportional to n / (n + B),
+where B = tr Σ / |G|² is the gradient noise scale. Steps with n samples therefore need (n + B) / (m + B) times the
+samples of steps with m samples. The prediction applies this factor to each part of the run with the smallest minibatch,
+with the B of that part. B is measured at the iterates, where gradients are taken, and also at their average, which has
+less noise.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from vsgd_bench.datasets import skipped_without_data
 SIZES, TUNED, SEEDS = (8, 32, 128, 512), 32, (0, 1, 2)
 TRAIN, TEST = 60_000, 5_000
 TARGETS = (0.5, 0.45)
-"""Cross-entropy on images that were not trained on."""
+"""Target cross-entropies on held-out images."""
 EVALUATE_EVERY, MOST_IMAGES = 1024, 240_000
 SINGLE, MANY = 500, 10_000
-"""Images of which single gradients are taken, and of which the mean gradient is, for the noise scale."""
+"""Number of images for single gradients and for the mean gradient, which give the noise scale."""
 
 Make = Callable[[Iterable[Tensor], int], torch.optim.Optimizer]
 
@@ -59,16 +60,16 @@ PLACES = ("iterates", "average")
 
 
 class Point(NamedTuple):
-    """What is known of a run after so many images."""
+    """The state of a run after a number of images."""
 
     images: int
     loss: float
     noises: tuple[float, ...]
-    """The gradient noise scale at each of `PLACES`, if it was asked for."""
+    """The gradient noise scale at each of `PLACES`; empty if it was not measured."""
 
 
 def noise_scale(model: nn.Module, split: Split) -> float:
-    """B = tr Σ / |G|² of the training set; its order is random, so the first images are as good as any."""
+    """Return B = tr Σ / |G|² of the first training images, which are in random order."""
     squares = sum(moments(model, split.x[:SINGLE], split.y[:SINGLE]))
     loss = loss_of(model, split.x[:MANY], split.y[:MANY])
     signal = sum(float(grad.square().sum()) for grad in torch.autograd.grad(loss, list(model.parameters())))
@@ -85,7 +86,7 @@ def take_step(opt: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
 
 
 def run(make: Make, size: int, seed: int, with_noise: bool = False) -> list[Point]:
-    """Train until the last target is reached."""
+    """Train until the last target is reached, and return the points of the run."""
     split = fashion_split(seed, train=TRAIN, test=TEST)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -113,7 +114,7 @@ def samples_to(points: list[Point], target: float) -> float:
 
 
 def predicted(points: list[Point], target: float, size: int, place: int) -> float:
-    """Samples with minibatches of this size, from the run with the smallest."""
+    """Return the predicted number of samples for a minibatch size, from the run with the smallest size."""
     total, before = 0.0, 0
     for point in points:
         total += (point.images - before) * (size + point.noises[place]) / (SIZES[0] + point.noises[place])
@@ -124,7 +125,7 @@ def predicted(points: list[Point], target: float, size: int, place: int) -> floa
 
 
 def tuned(name: str) -> Make:
-    """The learning rate that needs the fewest samples to the last target at the minibatch it is tuned for."""
+    """Return the optimizer with the learning rate that needs the fewest samples to the last target."""
     make, rates = RATES[name]
     needed = {
         rate: statistics.median(samples_to(run(partial(make, rate=rate), TUNED, seed), min(TARGETS)) for seed in SEEDS)
@@ -135,7 +136,7 @@ def tuned(name: str) -> Make:
 
 
 Results = dict[str, dict[int, list[float]]]
-"""Samples by name, size and seed."""
+"""Number of samples by name, size and seed."""
 
 
 def draw(found: dict[float, Results]) -> Figure:

@@ -1,4 +1,4 @@
-"""Seconds to a target loss on Fashion-MNIST: `BatchSizer` next to minibatches of a fixed size, in turns.
+"""Measure the seconds to a target loss on Fashion-MNIST, with `BatchSizer` and with fixed minibatches.
 
 VSGD_DATA=... python benchmarks/batch_size.py
 """
@@ -22,8 +22,8 @@ from vsgd_bench.datasets import skipped_without_data
 FIXED, SEEDS = (8, 32, 128, 512), (0, 1, 2)
 TRAIN, TEST = 20_000, 2_000
 TARGET = 0.42
-"""Cross-entropy on images that were not trained on."""
-EVALUATE_EVERY, MOST_SECONDS = 0.05, 60.0
+"""Target cross-entropy on held-out images."""
+EVALUATE_EVERY, MAX_SECONDS = 0.05, 60.0
 
 Sampler = Callable[[VSGD, int], Iterable[list[int]]]
 
@@ -38,8 +38,8 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def run(make: Sampler, seed: int, most_seconds: float = MOST_SECONDS) -> tuple[float, int, int]:
-    """Seconds of training until the target is reached, images until then, and the last size of a minibatch."""
+def run(make: Sampler, seed: int, max_seconds: float = MAX_SECONDS) -> tuple[float, int, int]:
+    """Return the seconds and images until the target is reached, and the last minibatch size."""
     split = fashion_split(seed, train=TRAIN, test=TEST)
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -59,7 +59,7 @@ def run(make: Sampler, seed: int, most_seconds: float = MOST_SECONDS) -> tuple[f
                 evaluated = spent
                 with torch.no_grad():
                     reached = bool(F.cross_entropy(model(split.x_test), split.y_test) < TARGET)
-                if reached or spent > most_seconds:
+                if reached or spent > max_seconds:
                     return (spent if reached else float("inf")), images, len(rows)
 
 
@@ -67,7 +67,7 @@ def run(make: Sampler, seed: int, most_seconds: float = MOST_SECONDS) -> tuple[f
 def main() -> None:
     torch.set_num_threads(1)
     for make in SAMPLERS.values():  # compiles, and warms caches
-        run(make, 0, most_seconds=0.5)
+        run(make, 0, max_seconds=0.5)
     results = {name: [] for name in SAMPLERS}
     for seed in SEEDS:
         for name, make in SAMPLERS.items():

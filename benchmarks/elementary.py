@@ -1,4 +1,4 @@
-"""The default for networks against the letter of the paper, on the 36 elementary problems of Figure 6.
+"""Compare the default for networks with Algorithm 1 of the paper on the 36 elementary problems of Figure 6.
 
 python benchmarks/elementary.py
 """
@@ -13,7 +13,7 @@ from vsgd_bench.simulate import Noise, draw_noise, simulate
 
 RUNS, UPDATES, SEED = 100, 1024, 0
 TIE = 1.05
-"""Medians of so many runs differ by a few percent for no reason."""
+"""Ratio below which two medians are equal, since medians vary by a few percent."""
 
 
 def left(problem: Elementary, algorithm: Algorithm, noise: Noise) -> float:

@@ -1,7 +1,6 @@
-"""Memory and speed of `vsgd fit` as a file grows: svmlight files of power-law columns, one pass each.
+"""Measure memory and speed of `vsgd fit` by file size, on svmlight files with power-law columns, one pass each.
 
-Each fit is a process of its own, and what is printed is the most memory it ever held. A first fit, whose numbers are
-not printed, leaves the compiled code on disk.
+Each fit runs in a new process. Its peak memory is printed. A first fit, which is not printed, compiles the code.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ ROWS = 20_000
 
 
 def some_rows(seed: int = 0) -> str:
-    """Rows of a hundred words, about 20 MB."""
+    """Return rows of a hundred words, about 20 MB."""
     rng = np.random.default_rng(seed)
     words = (COLUMNS ** rng.random((ROWS, WORDS_PER_ROW))).astype(int)
     labels = rng.standard_normal(COLUMNS)[words - 1].sum(axis=1) > 0
@@ -34,7 +33,7 @@ def some_rows(seed: int = 0) -> str:
 
 
 def fit(data: Path) -> tuple[float, float]:
-    """Megabytes held at most, and seconds, of one pass in a new process."""
+    """Return peak memory in megabytes and seconds of one pass in a new process."""
     command = [
         sys.executable,
         "-m",

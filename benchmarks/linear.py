@@ -1,4 +1,4 @@
-"""Linear models with their defaults on unscaled columns, noisy text, exponential links and L1, as ratios.
+"""Compare linear models with reference solvers: unscaled columns, noisy text, exponential links and L1.
 
 The reference solvers are those of scikit-learn behind a StandardScaler. California housing and text need VSGD_DATA, the
 folder of the data sets; the rest comes with scikit-learn.
@@ -26,13 +26,13 @@ warnings.simplefilter("ignore")
 
 
 def bench(module: str) -> Any:
-    """A module of the benchmarks, whatever package it is in."""
+    """Return a module of `vsgd_bench`."""
     package = "vsgd_bench" if importlib.util.find_spec("vsgd_bench") else "vsgd.bench"
     return importlib.import_module(f"{package}.{module}")
 
 
 def unscaled_against_scaled(name: str, data: tuple[Any, Any], model: Any, reference: Any, seeds: int) -> None:
-    """Cross-validated losses: log loss, or 1 − R²."""
+    """Print cross-validated losses: log loss, or 1 − R²."""
     X, y = data
     classes = hasattr(model, "multi_class")
     scoring, folds_of = ("neg_log_loss", StratifiedKFold) if classes else ("r2", KFold)
@@ -71,7 +71,7 @@ def zeros_of_l1() -> None:
 
 
 def noisy_text() -> None:
-    """Labels of 20 Newsgroups, two groups of twenty positive, shuffled in part or all."""
+    """Print losses on 20 Newsgroups with shuffled labels. Two of the twenty groups are positive."""
     data = bench("sparse.data").newsgroups(True)
     rng = np.random.default_rng(0)
 

@@ -1,6 +1,7 @@
-"""Parts of 20 Newsgroups learned apart and merged, against one model that learns from all of it, by held-out loss.
+"""Compare models merged from parts of 20 Newsgroups with one model trained on all of it, by held-out loss.
 
-Each round is a pass over every part and a merge. The ways to merge differ in θ only; all else is `vsgd.linear.merging`.
+Each round is a pass over every part, followed by a merge. The ways to merge differ in θ only; the rest is
+`vsgd.linear.merging`.
 VSGD_DATA names the folder of the data sets.
 """
 
@@ -74,7 +75,7 @@ def copy_of(model: Model) -> Model:
 
 
 def learn(model: Model, data: Split, rows: np.ndarray, seed: tuple[int, ...]) -> None:
-    """One pass over these rows in random order."""
+    """Train for one pass over some rows in random order."""
     order = np.random.default_rng(seed).permutation(rows)
     train_on(model, as_rows(data.X), order, data.y.astype(float), np.ones(len(data.y)), TRAINING)
 
@@ -89,7 +90,7 @@ def fresh(data: Split, seed: int) -> Model:
 
 
 def in_rounds(data: Split, theta_of: Theta, parts: Sequence[np.ndarray], rounds: int, seed: int) -> list[float]:
-    """The held-out loss after each round."""
+    """Return the held-out loss after each round."""
     base, losses = fresh(data, seed), []
     for number in range(rounds):
         models = [copy_of(base) for _ in parts]

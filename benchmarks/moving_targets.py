@@ -1,8 +1,8 @@
-"""Targets that move with the network: a GAN on a ring of Gaussians, and Q-learning with a target network.
+"""Train with moving targets: a GAN on a ring of Gaussians, and Q-learning with a target network.
 
     python benchmarks/moving_targets.py
 
-vSGD with nothing tuned beside Adam at three learning rates. Lower is better in both tables.
+vSGD without tuning is compared with Adam at three learning rates. Lower is better in both tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 def newest(opt: Any) -> AbstractContextManager[None]:
-    """While a network is another one's target: its newest weights, where the optimizer averages."""
+    """Return a context in which the newest weights are used instead of their average."""
     return opt.iterates() if isinstance(opt, VSGD) else nullcontext()
 
 
@@ -36,14 +36,14 @@ def mlp(inputs: int, outputs: int) -> nn.Module:
 
 
 def ring(count: int, rng: torch.Generator) -> Tensor:
-    """Points around eight places on a circle of radius 2."""
+    """Return points around eight centers on a circle of radius 2."""
     angle = torch.randint(8, (count,), generator=rng) * (2 * math.pi / 8)
     centers = 2 * torch.stack([angle.cos(), angle.sin()], 1)
     return centers + 0.05 * torch.randn(count, 2, generator=rng)
 
 
 def sliced_distance(a: Tensor, b: Tensor) -> float:
-    """The Wasserstein distance of projections, mean over 64 directions."""
+    """Return the mean Wasserstein distance of projections over 64 directions."""
     angle = torch.arange(64) * (math.pi / 64)
     directions = torch.stack([angle.cos(), angle.sin()])
     return float(((a @ directions).sort(0).values - (b @ directions).sort(0).values).abs().mean())
@@ -87,7 +87,7 @@ PLACES, ACTIONS, DISCOUNT = 40, 3, 0.95
 
 
 def chain() -> tuple[Tensor, Tensor, Tensor]:
-    """A walk along a line with a slippery floor: where actions lead, what they pay, and the exact values."""
+    """Return transitions, rewards and exact values of a random walk on a line."""
     place = torch.arange(PLACES)
     to = torch.zeros(PLACES, ACTIONS, PLACES)
     for action, move in enumerate((-1, 0, 1)):
@@ -101,7 +101,7 @@ def chain() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def q_learning(make: Make, seed: int, steps: int = 4000, renewed: int = 100) -> float:
-    """How far learned values are from the exact ones, relative to their spread."""
+    """Return the RMS error of the learned values relative to the standard deviation of the exact ones."""
     to, reward, exact = chain()
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)

@@ -1,9 +1,9 @@
-"""Is the advice on the batch size true? What `opt.info()` says, beside tr Σ / |G|² over the whole training set.
+"""Compare the noise scale of `opt.info()` with tr Σ / |G|² over the whole training set.
 
     python benchmarks/noise_scale.py
 
-Digits, MLP 64-32-10, a row is a sample. The truth is the mean of tr Σ over the mean of |G|² at the iterates of the last
-50 steps, since it changes from step to step. Where the optimizer says that it cannot tell, so does the table.
+Digits, MLP 64-32-10, with per-sample gradients. The true value is the mean of tr Σ divided by the mean of |G|² over the
+iterates of the last 50 steps. The table shows where the optimizer reports that the noise scale is unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCHES, MARKS = (8, 32, 128, 512), (20, 60, 150, 300)
 
 
 def moments(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """tr Σ and |G|² over all rows."""
+    """Return tr Σ and |G|² over all rows."""
 
     def loss(parameters: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(model, parameters, row[None]), label[None])
@@ -61,8 +61,8 @@ def main() -> None:
                 true = sum(noise for noise, _ in newest) / sum(signal for _, signal in newest)
                 info = opt.info()
                 known = math.isfinite(info.noise_scale)
-                said = f"{info.noise_scale:.0f} | {info.noise_scale / true:.2f}" if known else "cannot be told | –"
-                print(f"| {size} | {step} | {true:.0f} | {said} |", flush=True)
+                estimate = f"{info.noise_scale:.0f} | {info.noise_scale / true:.2f}" if known else "unknown | –"
+                print(f"| {size} | {step} | {true:.0f} | {estimate} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure steps of the optax transformation: ratios of step time and compile time to optax.adam.
 
-Tasks alternate in one process, and the minimum of each counts. A turn is ten steps; one of them takes a second
+Tasks alternate in one process, and the minimum of each is reported. A turn is ten steps, one of which has a second
 gradient. Compile time is process time. Each compilation is that of a new function, from tracing to the executable.
 
     python benchmarks/optax_step.py [--quick]
@@ -39,7 +39,7 @@ class Network(NamedTuple):
     apply: Callable[[Any, jax.Array], jax.Array]
     """(params, x) → logits."""
     x: jax.Array
-    """Inputs of each minibatch: steps × inputs of one."""
+    """Inputs of the minibatches; the first axis is the step."""
     y: jax.Array
     """Labels of each minibatch."""
 
@@ -106,7 +106,7 @@ class Task:
 
     def compile(self) -> float:
         """Compile the step. Return the seconds of process time."""
-        # new functions, because JAX remembers what it has traced and compiled
+        # new functions, because JAX caches compiled functions
         tx, network = optax.with_extra_args_support(self._method()), self._network
 
         def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -124,7 +124,7 @@ class Task:
         return time.process_time() - started
 
     def run(self, steps: int = STEPS) -> float:
-        """Take steps, each with another minibatch, and wait for the last. Return the seconds of one."""
+        """Take steps with different minibatches. Return the seconds per step."""
         minibatches = [(self._network.x[k % STEPS], self._network.y[k % STEPS]) for k in range(steps)]
         jax.block_until_ready(minibatches)
         started = time.perf_counter()

@@ -1,9 +1,9 @@
-"""What statistics of single samples cost, as ratios measured side by side in one run.
+"""Measure the cost of per-sample statistics, as ratios between methods that alternate in one process.
 
     python benchmarks/per_sample.py
 
-An MLP 784-1024-1024-10 with ReLU, float32. Each way ends with the same sums for every coordinate: of the gradients,
-of their squares, and of the absolute and squared changes between two points.
+The network is an MLP 784-1024-1024-10 with ReLU in float32. Each method returns the same sums for every coordinate: of
+the gradients, of their squares, and of the absolute and squared differences between two points.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vsgd.torch.per_sample import Recorder
 
 REPEATS = 3
 MEGABYTE = 2**20
-LARGEST_WRITTEN_OUT = 128
-"""Largest batch whose gradients are written out: a gigabyte for every 70 samples."""
+MAX_STORED_BATCH = 128
+"""Largest batch whose per-sample gradients are stored, which takes one gigabyte per 70 samples."""
 
 
 class Problem:
-    """A model, a minibatch, and a way to the second point and back."""
+    """A model and a minibatch. `shift` moves the weights to the second point and back."""
 
     def __init__(self, batch: int):
         torch.manual_seed(0)
@@ -51,7 +51,7 @@ class Problem:
 
 
 def plain(problem: Problem) -> Callable[[], object]:
-    """One gradient and one step of SGD."""
+    """Return a function that takes one step of SGD."""
     optimizer = torch.optim.SGD(problem.model.parameters(), lr=1e-6)
 
     def run() -> None:
@@ -62,7 +62,7 @@ def plain(problem: Problem) -> Callable[[], object]:
 
 
 def recorded(problem: Problem) -> Callable[[], object]:
-    """Two recorded gradients and the sums."""
+    """Return a function that records two gradients and computes the sums."""
     recorder = Recorder(problem.model)
 
     def run() -> object:
@@ -83,7 +83,7 @@ def expanded_sums(here: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def by_vmap(problem: Problem) -> Callable[[], object]:
-    """Gradients of all samples written out by torch.func, at both points."""
+    """Return a function that stores the per-sample gradients of torch.func at both points."""
 
     def sample_loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(problem.model, params, (x[None],)), y[None])
@@ -102,10 +102,10 @@ def by_vmap(problem: Problem) -> Callable[[], object]:
 
 
 def by_opacus(problem: Problem) -> Callable[[], object]:
-    """Gradients of all samples written out by the hooks of opacus, at both points."""
+    """Return a function that stores the per-sample gradients of opacus at both points."""
     from opacus import GradSampleModule
 
-    # its own copy, as its hooks stay on
+    # a copy, since the hooks are not removed
     own = Problem(len(problem.x))
     module = GradSampleModule(own.model, loss_reduction="mean")
 
@@ -128,13 +128,13 @@ WAYS = {"plain": plain, "recorded": recorded, "vmap": by_vmap, "opacus": by_opac
 
 
 def compare(batch: int) -> None:
-    """Times, interleaved so that a busy machine is busy for all of them."""
+    """Print times. The methods alternate, so that other load on the machine affects all of them."""
     problem = Problem(batch)
     runs = {name: way(problem) for name, way in WAYS.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(REPEATS + 1):
         for name, run in runs.items():
-            # the fast ones are repeated, to weigh as much as a slow one
+            # fast methods are repeated, so that all take a similar time
             for _ in range(7 if name in ("plain", "recorded") else 1):
                 start = time.perf_counter()
                 run()
@@ -144,21 +144,21 @@ def compare(batch: int) -> None:
     print(f"Time of one step's statistics, batch {batch}, {torch.get_num_threads()} threads, medians, interleaved")
     print(f"  plain gradient and SGD step              {median['plain'] * 1e3:8.1f} ms")
     print(f"  two recordings and sums                  {median['recorded'] * 1e3:8.1f} ms")
-    print(f"  torch.func.vmap(grad), written out       {median['vmap'] * 1e3:8.1f} ms")
-    print(f"  opacus, written out                      {median['opacus'] * 1e3:8.1f} ms")
+    print(f"  torch.func.vmap(grad), stored            {median['vmap'] * 1e3:8.1f} ms")
+    print(f"  opacus, stored                           {median['opacus'] * 1e3:8.1f} ms")
     print(f"  recorded / plain                         {median['recorded'] / median['plain']:8.2f}")
     print(f"  vmap / recorded                          {median['vmap'] / median['recorded']:8.2f}")
     print(f"  opacus / recorded                        {median['opacus'] / median['recorded']:8.2f}")
 
 
 def peak(way: str, batch: int) -> None:
-    """Print how far this process's resident memory rises above that of a model, its gradients and a minibatch."""
+    """Print the peak resident memory of this process minus that of a model, its gradients and a minibatch."""
     problem = Problem(batch)
     run = WAYS[way](problem)
-    run()  # whatever is loaded, compiled or checked at first use
+    run()  # the first call loads, compiles and checks
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # start the peak anew
+        file.write("5")  # reset the peak
     before = resident("VmRSS")
     result = run()
     print(resident("VmHWM") - before)
@@ -176,14 +176,14 @@ def compare_memory() -> None:
     for batch in (64, 128, 256, 512):
         risen = {}
         for way in WAYS:
-            if way in ("plain", "recorded") or batch <= LARGEST_WRITTEN_OUT:
+            if way in ("plain", "recorded") or batch <= MAX_STORED_BATCH:
                 command = [sys.executable, __file__, way, str(batch)]
                 output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
                 risen[way] = int(output) / MEGABYTE
         row = "".join(f"{risen[way]:12.0f}" if way in risen else f"{'-':>12}" for way in WAYS)
         print(f"  {batch:<8}{row}{risen['recorded'] - risen['plain']:16.0f}")
     sums = 3 * sum(p.numel() for p in Problem(1).model.parameters()) * 4 / MEGABYTE
-    print(f"  {sums:.0f} MB are the sums themselves; the layers' inputs and output gradients are kept twice")
+    print(f"  {sums:.0f} MB are the sums themselves; inputs and output gradients of the layers are stored twice")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Updates and seconds to a target by width, depth and minibatch size, of vSGD relative to AdamW.
+"""Measure updates and seconds to a target by width, depth and minibatch size, of vSGD relative to AdamW.
 
     python benchmarks/scaling.py --out report/scaling              # MLPs, minutes
     VSGD_DATA=... python benchmarks/scaling.py --full --out ...    # MLPs and GPTs over two decades, hours
 
-One size is varied at a time; the others stay at their middle value. The target is 1.02 times the final held-out loss of
-AdamW with 5 % warm-up, cosine decay and the best learning rate of a grid that grows until its best rate is inside.
-AdamW therefore reaches it near the end of its run. Runs are stored in the folder `--out`; the same command continues.
+One size is varied at a time; the others have their middle value. The target is 1.02 times the final held-out loss of
+AdamW with 5 % warm-up, cosine decay and the best learning rate of a grid. AdamW therefore reaches it near the end of
+its run. Each finished run is stored in the folder `--out`, so the same command continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sizes(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Networks of one kind: the middle of the sizes, and the sizes along each axis."""
+    """Networks of one kind: the middle size, and the sizes along each axis."""
 
     name: str
     middle: Sizes
@@ -91,7 +91,7 @@ def along(family: Family, axis: str) -> dict[int, Workload]:
 
 
 def ratio(table: Table, task: Workload, axis: str) -> float:
-    """Return what vSGD spends until the target over what AdamW spends: NaN if not run, infinite if it misses."""
+    """Return the budget of vSGD to the target divided by that of AdamW: NaN if not run, infinite if it misses."""
     ours, theirs = (table.cells.get((task.name, name)) for name in (OURS, ADAMW.name))
     if ours is None or theirs is None:
         return math.nan
@@ -101,7 +101,7 @@ def ratio(table: Table, task: Workload, axis: str) -> float:
 
 
 def draw(table: Table, families: list[Family]) -> Figure:
-    """A panel for each family and axis: ratios below 1 favor vSGD. A cross marks a missed target."""
+    """Draw a panel for each family and axis. vSGD is better below 1. A cross marks a missed target."""
     figure = Figure(figsize=(10, 3.2 * len(families)), layout="constrained")
     panels = figure.subplots(len(families), len(AXES), sharey=True, squeeze=False)
     for row, family in zip(panels, families, strict=True):
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="MLPs and GPTs over two decades")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--stored", action="store_true", help="train nothing, draw the stored runs")
+    parser.add_argument("--stored", action="store_true", help="draw the stored runs, without training")
     parser.add_argument("--out", type=Path, default=Path("report/scaling"), help="folder of runs and figure")
     arguments = parser.parse_args()
 

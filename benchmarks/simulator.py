@@ -1,4 +1,4 @@
-"""How fast the fused simulator is: ratios measured side by side, on a third of Figure 6's rows.
+"""Measure the speed of the fused simulator relative to NumPy, on a third of the rows of Figure 6.
 
 python benchmarks/simulator.py
 """

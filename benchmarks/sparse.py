@@ -1,7 +1,7 @@
-"""Speed of the sparse kernel, as ratios measured side by side in one run.
+"""Measure the speed of the kernel for sparse data.
 
-An epoch of `VSGDClassifier` against one of `SGDClassifier`, and the time per non-zero element as the data grows.
-Text is 20 Newsgroups if VSGD_DATA names the folder of the data sets, and synthetic otherwise.
+It compares an epoch of `VSGDClassifier` with one of `SGDClassifier`, and prints the time per non-zero element by data
+size. Text is 20 Newsgroups if VSGD_DATA names the folder of the data sets, and synthetic otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORDS_PER_ROW = 100
 
 
 def power_law(nonzeros: int, columns: int = 100_000, seed: int = 0) -> sparse.csr_matrix:
-    """Rows of a hundred words, drawn as words are: the k-th most frequent about 1/k as often as the first."""
+    """Return rows of a hundred words. The frequency of the k-th word is proportional to 1/k."""
     rng = np.random.default_rng(seed)
     rows = nonzeros // WORDS_PER_ROW
     indices = (columns ** rng.random(rows * WORDS_PER_ROW)).astype(np.int32) - 1
@@ -32,7 +32,7 @@ def power_law(nonzeros: int, columns: int = 100_000, seed: int = 0) -> sparse.cs
 
 
 def seconds(run: Callable[[], object], times: int, clock: Callable[[], float] = time.process_time) -> float:
-    """The least of several: what else the machine does only ever adds. Processor time, unless told."""
+    """Return the minimum time of several calls, since other load only adds time. The default is processor time."""
     best = float("inf")
     for _ in range(times):
         start = clock()
@@ -42,9 +42,9 @@ def seconds(run: Callable[[], object], times: int, clock: Callable[[], float] = 
 
 
 def epochs_of(fits: list[Callable[[int], object]], times: int, few: int = 5) -> list[float]:
-    """Return the seconds per epoch of each, measured in turns, since other work on the machine varies.
+    """Return the seconds per epoch of each model. Models alternate, since other load on the machine varies.
 
-    The difference between three times as many epochs and a few leaves out what is done once per fit.
+    The time is a difference between fits with many and few epochs, so that it excludes work done once per fit.
     """
     best = np.full((len(fits), 2), np.inf)
     for _ in range(times):
@@ -55,7 +55,7 @@ def epochs_of(fits: list[Callable[[int], object]], times: int, few: int = 5) -> 
 
 
 def thread_ratio(X: sparse.csr_matrix, y: np.ndarray, batch_size: int, times: int) -> float:
-    """How much sooner four epochs are over on two threads."""
+    """Return the speedup of four epochs by two threads."""
 
     def fit(jobs: int) -> None:
         VSGDClassifier(max_iter=4, tol=None, batch_size=batch_size, n_jobs=jobs, random_state=0).fit(X, y)
@@ -77,8 +77,8 @@ def text() -> tuple[str, sparse.csr_matrix, np.ndarray]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--largest", type=float, default=1e6, help="most non-zero elements (default: 1e6)")
-    parser.add_argument("--times", type=int, default=3, help="repetitions, of which the fastest counts")
+    parser.add_argument("--largest", type=float, default=1e6, help="maximum number of non-zero elements (default: 1e6)")
+    parser.add_argument("--times", type=int, default=3, help="number of repetitions; the minimum is reported")
     arguments = parser.parse_args()
 
     name, X, y = text()

@@ -1,9 +1,8 @@
-"""Figure 1 of the paper with real gradients: what sparsity buys to larger minibatches.
+"""Draw Figure 1 of the paper for real gradients: the gain of larger minibatches by sparsity.
 
-After one pass of training, gradients of single samples say in which fraction p of the samples each coordinate has a
-gradient other than zero. The closed form of Figure 1 then gives the gain per sample in minibatches of n, for noise
-levels that are given: the mean gradient of most coordinates is too small by then for their own level to be measured.
-VSGD_DATA names the folder of the data sets.
+After one pass of training, the fraction p of samples with a non-zero gradient is measured for each coordinate. The
+closed form of Figure 1 then gives the gain per sample in minibatches of n. The noise level is given, not measured,
+because the mean gradient of most coordinates is too small at that point. VSGD_DATA names the folder of the data sets.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from vsgd_bench.gain import counted, relative_gain
 
 SIZES = np.unique(np.logspace(0, 3, 25).astype(int))
 NOISES = (1.0, 100.0)
-"""σ² of a gradient other than zero, in units of its squared mean."""
+"""σ² of non-zero gradients, in units of their squared mean."""
 COORDINATES = 300
 
 
 class Sums(NamedTuple):
-    """Per coordinate, over single samples: how many gradients are not zero, their sum, and that of their squares."""
+    """Number, sum and sum of squares of the non-zero sample gradients of each coordinate."""
 
     count: np.ndarray
     grad: np.ndarray
@@ -37,21 +36,21 @@ class Sums(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Of each coordinate with two gradients or more: the fraction of non-zero samples, and σ² / mean², or infinity."""
+    """Fraction of non-zero samples and σ² / mean² (or infinity), of each coordinate with at least two gradients."""
 
     presence: np.ndarray
     noise: np.ndarray
 
 
 def train(task: Task, batch: int = 32) -> None:
-    """One pass over the data."""
+    """Train for one pass over the data."""
     optimizer = VSGD(task.model.parameters())
     for rows in torch.randperm(len(task.split.x)).split(batch):
         optimizer.minimize(lambda rows=rows: task.loss(task.model(task.split.x[rows]), task.split.y[rows]))
 
 
 def sums_of_linear(task: Task, layer: torch.nn.Linear) -> Sums:
-    """The gradient of one sample is the outer product of the slope in the output and the input."""
+    """Return the sums of a linear layer. A sample gradient is the outer product of output gradient and input."""
     seen: list[Tensor] = []
 
     def record(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -68,7 +67,7 @@ def sums_of_linear(task: Task, layer: torch.nn.Linear) -> Sums:
 
 
 def sums_of_table(task: Task, table: torch.nn.Embedding, column: int) -> Sums:
-    """The gradient of one sample is a single row of the table."""
+    """Return the sums of an embedding table. A sample gradient is a single row."""
     rows: list[Tensor] = []
 
     def record(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -88,7 +87,7 @@ def sums_of_table(task: Task, table: torch.nn.Embedding, column: int) -> Sums:
 
 
 def measured(sums: Sums, samples: int) -> Measured:
-    """Moments over the non-zero samples; the square of a mean of k samples is too large by σ²/k."""
+    """Return the statistics of the non-zero samples. The bias σ²/k of the squared mean is subtracted."""
     there = sums.count > 1
     count, mean = sums.count[there], sums.grad[there] / sums.count[there]
     variance = np.maximum(sums.grad_sq[there] / count - mean**2, 0) * count / (count - 1)
@@ -98,7 +97,7 @@ def measured(sums: Sums, samples: int) -> Measured:
 
 
 def gains(presence: np.ndarray, noise: float) -> np.ndarray:
-    """The relative gain per sample at each size, mean over some of the coordinates."""
+    """Return the relative gain per sample at each size, as a mean over some coordinates."""
     chosen = np.random.default_rng(0).choice(presence, min(COORDINATES, len(presence)), replace=False)
     return np.mean([[relative_gain(int(n), float(p), noise, counted(noise)) for n in SIZES] for p in chosen], axis=0)
 

@@ -14,7 +14,7 @@ ROWS = 512
 
 
 class Adapter(nn.Module):
-    """The trained part of a LoRA layer: x A B, with B zero at first."""
+    """The trained part of a LoRA layer: x A B, where B is initially zero."""
 
     def __init__(self, width: int, rank: int):
         super().__init__()

@@ -1,8 +1,8 @@
-"""What a step of the PyTorch optimizer costs: ratios measured side by side, in turns.
+"""Measure the cost of a step of the PyTorch optimizer, as ratios between optimizers that alternate.
 
     VSGD_DATA=... python benchmarks/torch_step.py [--quick]
 
-Networks of the large suite are left out if their data are missing, SOAP if pytorch_optimizer is.
+Networks of the large suite are skipped if their data are missing, SOAP if pytorch_optimizer is not installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WITHOUT_BASIS = NETWORKS._replace(eigenbasis=False)
 
 
 def medians(tasks: dict[str, Callable[[], object]], turns: int = TURNS, warm_up: int = 12) -> dict[str, float]:
-    """Seconds of each task, all of them once in every turn."""
+    """Return the median seconds of each task. Every turn runs all tasks once."""
     for task in tasks.values():
         for _ in range(warm_up):
             task()
@@ -58,7 +58,7 @@ def report(title: str, seconds: dict[str, float], against: str) -> None:
 
 
 def step_of(model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], object]:
-    """One step of training a classifier."""
+    """Return a function that takes one training step of a classifier."""
 
     def closure() -> Tensor:
         opt.zero_grad()
@@ -70,7 +70,7 @@ def step_of(model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor) 
 
 
 def update_alone() -> None:
-    """The update of 5 million coordinates, gradients given."""
+    """Print the time of the update of 5 million coordinates, without computing gradients."""
     size = 5_000_000
 
     def given(parameter: Tensor, gradients: list[Tensor]) -> Callable[[], Tensor]:
@@ -83,7 +83,7 @@ def update_alone() -> None:
     def task(make: Callable[[Tensor], torch.optim.Optimizer]) -> Callable[[], object]:
         parameter = torch.randn(size, requires_grad=True)
         first = torch.randn(size)
-        gradients = [first, first * 1.001]  # two evaluations at the same weights have to agree in the first step
+        gradients = [first, first * 1.001]  # the optimizer checks that the first step is repeatable
         opt = make(parameter)
         closure = given(parameter, gradients)
         return lambda: opt.step(closure)
@@ -97,7 +97,7 @@ def update_alone() -> None:
 
 
 def small_steps() -> None:
-    """Where Python's time counts: a network of 5,000 weights, and many small tensors."""
+    """Print the time of small steps, which depends on Python overhead: 5,000 weights, and many small tensors."""
     torch.manual_seed(0)
     x, y = torch.randn(32, 64), torch.randint(10, (32,))
 
@@ -128,11 +128,11 @@ def small_steps() -> None:
         return lambda: opt.step(closure)
 
     seconds = medians({str(count): many(count) for count in (20, 220)}, turns=100)
-    print(f"  each further tensor: {1e6 * (seconds['220'] - seconds['20']) / 200:.1f} µs, its gradient included")
+    print(f"  each further tensor: {1e6 * (seconds['220'] - seconds['20']) / 200:.1f} µs, including its gradient")
 
 
 def memory() -> None:
-    """Bytes of state for a parameter, as they are in a checkpoint."""
+    """Print the bytes of state per parameter in a checkpoint."""
     for name, options in {"VSGD": {}, "VSGD, compact": {"compact": True}}.items():
         model = nn.Linear(1000, 1000, bias=False)
         opt = VSGD(model.parameters(), algorithm=WITHOUT_BASIS, **options)
@@ -146,7 +146,7 @@ def memory() -> None:
         opt.step(closure)
         used = sum(part.numel() * part.element_size() for part in opt.state[model.weight].values())
         print(
-            f"  {name:<52}{used / model.weight.numel():>9.1f} bytes of state a parameter, without a basis; Adam has 8"
+            f"  {name:<52}{used / model.weight.numel():>9.1f} bytes of state per parameter, without a basis; Adam has 8"
         )
 
 
@@ -175,7 +175,7 @@ def whole_step() -> None:
 
 
 def random_mlp(widths: tuple[int, ...], seed: int, sparse: bool) -> Task:
-    """A classifier of random rows."""
+    """Return a classifier of random rows."""
     x, y = torch.randn(2000, widths[0]), torch.randint(widths[-1], (2000,))
     return Task(networks.mlp(*widths), Split(x, y, x[:10], y[:10]), F.cross_entropy)
 
@@ -196,11 +196,11 @@ OPTIMIZERS_TO_TIME = (
     (DEFAULT, DEFAULT.default),
 )
 STEPS = 10
-"""Steps of one optimizer before it is the next one's turn: the interval of second gradients."""
+"""Number of consecutive steps of one optimizer: the interval of second gradients."""
 
 
 def against_others(turns: int) -> None:
-    """Milliseconds of a step of each optimizer on each network, and medians of ratios to AdamW in the same turn."""
+    """Print milliseconds per step of each optimizer and network, and median ratios to AdamW in the same turn."""
     methods = [(method, setting) for method, setting in OPTIMIZERS_TO_TIME if importlib.util.find_spec(method.module)]
     print(f"\n{'ms of a step, and ratio to AdamW':<34}" + "".join(f"{method.title:>16}" for method, _ in methods))
     for workload in NETWORKS_TO_TIME:
@@ -222,7 +222,7 @@ def against_others(turns: int) -> None:
 
 
 def time_turns(learner: Learner, turns: int) -> list[float]:
-    """Return the seconds of a step in each of some turns. Minibatches are taken one after the other, in a circle."""
+    """Return the seconds per step of each turn. Minibatches are used in order, repeatedly."""
     found = []
     for _ in range(turns):
         batches, learner.batches = learner.batches[:STEPS], learner.batches[STEPS:] + learner.batches[:STEPS]
@@ -252,7 +252,7 @@ def sparse_table() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Ratios of what a step costs.")
+    parser = argparse.ArgumentParser(description="Measure the cost of a step, as ratios.")
     parser.add_argument("--quick", action="store_true", help="fewer turns and fewer tables")
     quick = parser.parse_args().quick
     print(f"torch {torch.__version__}; medians of {TURNS} turns")

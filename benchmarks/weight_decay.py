@@ -1,4 +1,4 @@
-"""Held-out loss by weight decay, for VSGD and AdamW with the same value, and for VSGD with an estimate.
+"""Measure the held-out loss by weight decay, for VSGD and AdamW with the same value, and for VSGD with an estimate.
 
 python benchmarks/weight_decay.py
 """
@@ -32,7 +32,7 @@ def estimating(model: nn.Module, decay: float) -> VSGD:
 
 
 def held_out_loss(make: Make, decay: float, seed: int, x: Tensor, y: Tensor) -> float:
-    """Train a small network on digits; the cross-entropy on those that it has not seen."""
+    """Train a small network on digits, and return the cross-entropy on held-out digits."""
     torch.manual_seed(seed)
     order = torch.randperm(len(x))
     train, test = order[:TRAIN], order[TRAIN:]

@@ -1,7 +1,7 @@
-"""Time of `vsgd fit` on tables of as many cells each, narrow and wide: it should depend on the cells alone.
+"""Measure the time of `vsgd fit` on narrow and wide tables with equal numbers of cells. It should not differ.
 
-Each fit is one pass in a process of its own, and the ratio is to the narrow table. A first fit, whose time is not
-printed, leaves the compiled code on disk.
+Each fit is one pass in a new process. Ratios are relative to the narrowest table. A first fit, which is not printed,
+compiles the code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 
 def write_table(path: Path, columns: int, rows: int) -> None:
-    """Digits, and a label that the first column decides."""
+    """Write a table of digits. The label depends on the first column."""
     rng = np.random.default_rng(0)
     with path.open("w") as file:
         file.write(",".join(f"x{i}" for i in range(columns)) + ",y\n")
@@ -35,8 +35,16 @@ def fit(data: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cells", type=int, default=10_000_000, help="of each table (default: 10,000,000)")
-    parser.add_argument("--columns", type=int, nargs="+", default=[100, 1000, 10_000], help="(default: 100 1000 10000)")
+    parser.add_argument(
+        "--cells", type=int, default=10_000_000, help="number of cells of each table (default: 10,000,000)"
+    )
+    parser.add_argument(
+        "--columns",
+        type=int,
+        nargs="+",
+        default=[100, 1000, 10_000],
+        help="numbers of columns (default: 100 1000 10000)",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data.csv"

@@ -1,12 +1,12 @@
-"""Bytes and seconds of a step on many workers: a model of the all-reduce, fitted on this machine and checked on it.
+"""Model the time of an all-reduce: fit latency and bandwidth on this machine, and check a prediction.
 
 A ring all-reduce of B bytes over w workers takes 2(w − 1) messages of B/w bytes, one after the other:
 
     seconds = 2 (w − 1) · latency + 2 (w − 1)/w · B / bandwidth
 
-Workers on one machine share its cores, so beyond one worker a core the bandwidth of each is divided by w / cores.
-Latency and bandwidth are fitted to gloo processes on loopback, 1, 2 and 3 of them, and then predict 4. With a bandwidth
-and a latency given, the same formula plans for 1 to 1,024 workers.
+If there are more workers than cores, the bandwidth of each is divided by w / cores. Latency and bandwidth are fitted to
+1, 2 and 3 gloo processes on loopback, and then predict 4. `--plan` applies the formula to 1 to 1,024 workers with a
+given bandwidth and latency.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ import torch.multiprocessing as processes
 
 FITTED, CHECKED = (1, 2, 3), 4
 SIZES = tuple(4**k for k in range(5, 13))
-"""Bytes: 1 KB to 16 MB."""
+"""Message sizes in bytes: 1 KB to 16 MB."""
 LIMIT = datetime.timedelta(seconds=120)
 
 
 class Link(NamedTuple):
-    """Seconds that a message takes whatever its size, and bytes a second."""
+    """Latency in seconds per message, and bandwidth in bytes per second."""
 
     latency: float
     bandwidth: float
 
 
 def terms(workers: int, size: float, cores: int) -> tuple[float, float]:
-    """Messages, and bytes, that one worker waits for."""
+    """Return the numbers of messages and bytes that a worker waits for."""
     sharing = max(1.0, workers / cores)
     return 2 * (workers - 1), 2 * (workers - 1) / workers * size * sharing
 
@@ -48,7 +48,7 @@ def seconds(link: Link, workers: int, size: float, cores: int) -> float:
 
 
 def measure(rank: int, workers: int, store: str, repeats: int) -> None:
-    """What each process does; the first one stores the medians."""
+    """Measure all-reduces in one process. Rank 0 stores the medians."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=LIMIT)
     torch.set_num_threads(1)
     medians = []
@@ -66,7 +66,7 @@ def measure(rank: int, workers: int, store: str, repeats: int) -> None:
 
 
 def measured(workers: int, repeats: int) -> np.ndarray:
-    """Median seconds of an all-reduce at each size."""
+    """Return the median seconds of an all-reduce at each size."""
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
         processes.spawn(measure, (workers, store, repeats), nprocs=workers)
@@ -74,7 +74,7 @@ def measured(workers: int, repeats: int) -> np.ndarray:
 
 
 def fit(points: dict[int, np.ndarray], cores: int) -> Link:
-    """Least squares of relative errors; one worker has nothing to send and adds no equation."""
+    """Return latency and bandwidth by least squares of relative errors. One worker sends nothing, so it is skipped."""
     rows, targets = [], []
     for workers, times in points.items():
         for size, taken in zip(SIZES, times, strict=True):
@@ -86,8 +86,8 @@ def fit(points: dict[int, np.ndarray], cores: int) -> Link:
 
 
 def plan(size: float, compute: float, link: Link) -> None:
-    """Seconds of a step by number of workers, each with a machine of its own."""
-    print("| workers | all-reduce | step | samples a second, 1 worker is 1 |\n|---|---|---|---|")
+    """Print the seconds of a step by number of workers, with one worker per machine."""
+    print("| workers | all-reduce | step | samples per second, relative to 1 worker |\n|---|---|---|---|")
     for workers in (1, 2, 4, 8, 16, 64, 256, 1024):
         wire = seconds(link, workers, size, cores=workers)
         gain = workers * compute / (compute + wire)
@@ -96,13 +96,13 @@ def plan(size: float, compute: float, link: Link) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=30, help="of each all-reduce, of which the median counts")
-    parser.add_argument("--plan", action="store_true", help="measure nothing; plan with the numbers given")
-    parser.add_argument("--parameters", type=float, default=25e6, help="of the network (default: 25e6)")
-    parser.add_argument("--gradients", type=float, default=1.1, help="float32 gradients sent a step (default: 1.1)")
-    parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step without others (default: 0.1)")
-    parser.add_argument("--gigabits", type=float, default=10.0, help="of the network, a second (default: 10)")
-    parser.add_argument("--latency", type=float, default=2e-5, help="seconds of a message (default: 2e-5)")
+    parser.add_argument("--repeats", type=int, default=30, help="repetitions of each all-reduce (default: 30)")
+    parser.add_argument("--plan", action="store_true", help="predict with the given numbers, without measuring")
+    parser.add_argument("--parameters", type=float, default=25e6, help="number of parameters (default: 25e6)")
+    parser.add_argument("--gradients", type=float, default=1.1, help="float32 gradients sent per step (default: 1.1)")
+    parser.add_argument("--compute", type=float, default=0.1, help="seconds of a step with one worker (default: 0.1)")
+    parser.add_argument("--gigabits", type=float, default=10.0, help="bandwidth in gigabits per second (default: 10)")
+    parser.add_argument("--latency", type=float, default=2e-5, help="latency of a message in seconds (default: 2e-5)")
     arguments = parser.parse_args()
     if not arguments.plan:
         cores = len(os.sched_getaffinity(0))

@@ -1,8 +1,8 @@
-"""Reinforcement learning on CartPole with nothing to tune: REINFORCE, actor-critic and DQN.
+"""Solve CartPole without tuning: REINFORCE, actor-critic and DQN.
 
 python examples/cartpole.py reinforce --seed 0
 
-CartPole is solved when the running mean of the returns (with weight 0.05 for the newest) exceeds 475.
+CartPole is solved when the moving average of the returns (weight of the newest: 0.05) exceeds 475.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def play(env: gymnasium.Env, seed: int, act: Callable[[Tensor], int]) -> Episode
 
 
 def discounted(rewards: Tensor) -> Tensor:
-    """Return the discounted sum of the rewards from each time on."""
+    """Return the discounted sum of the rewards from each time step on."""
     total, returns = 0.0, []
     for reward in rewards.flip(0).tolist():
         total = reward + DISCOUNT * total
@@ -65,14 +65,14 @@ def normalized(values: Tensor) -> Tensor:
 
 
 def mean_by_time(returns: Iterable[Tensor]) -> Tensor:
-    """Return the mean of the returns at each time. An episode that has ended counts with a return of 0."""
+    """Return the mean of the returns at each time step. A finished episode has a return of 0."""
     return nn.utils.rnn.pad_sequence(list(returns), batch_first=True).mean(0)
 
 
 def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
     """Learn a policy from whole episodes, two for each update. Return the sum of rewards of each episode.
 
-    The baseline is the mean return at the same time over the last ten episodes.
+    The baseline is the mean return at the same time step over the last ten episodes.
     """
     policy = mlp(2)
     opt = VSGD(policy.parameters())

@@ -1,12 +1,12 @@
-"""Handwritten digits on workers that come and go.
+"""Train on handwritten digits with a changing number of workers.
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nnodes=1:4 --max-restarts=3 --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 examples/elastic.py digits.pt
 
-Start the same line on up to four machines (or in four terminals, with HOST = localhost). When a worker dies or another
-joins, torchrun starts all of them anew, as many as there are then, and they go on from the last checkpoint. Steps see
-the same global minibatches whatever the number of workers, and there is no learning rate to scale with it. The variable
-keeps workers that are started anew from reading addresses of those before them (pytorch issue 135712).
+Run the same command on up to four machines, or in four terminals with HOST = localhost. If a worker dies or joins,
+torchrun restarts all workers, and training continues from the last checkpoint. The global minibatches do not depend on
+the number of workers, and there is no learning rate to scale with it. The environment variable prevents restarted
+workers from reading the addresses of earlier ones (pytorch issue 135712).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from torch.nn.parallel import DistributedDataParallel
 from vsgd.torch import VSGD
 
 TRAIN, BATCH = 1500, 60
-"""BATCH is that of all workers together."""
+"""Number of training rows, and the global batch size over all workers."""
 
 
 def global_batch(step: int) -> torch.Tensor:
-    """The rows of a step, which follow from its number alone."""
+    """Return the rows of a step. They depend only on its number."""
     epoch, place = divmod(step, TRAIN // BATCH)
     order = torch.randperm(TRAIN, generator=torch.Generator().manual_seed(epoch))
     return order[place * BATCH : (place + 1) * BATCH]
 
 
 def save(path: Path, model: nn.Module, opt: VSGD, step: int) -> None:
-    """Write a checkpoint that is whole or not there at all."""
+    """Write a checkpoint atomically."""
     beside = path.with_name(path.name + ".new")
     torch.save({"model": model.state_dict(), "opt": opt.state_dict(), "step": step}, beside)
     os.replace(beside, path)

@@ -1,9 +1,9 @@
-"""Handwritten digits through Lightning, with no learning rate.
+"""Train on handwritten digits with Lightning, without a learning rate.
 
     python examples/lightning_digits.py
 
-Batches of 16 are accumulated by four, each a micro-batch; metrics and logs see every sample once. Needs
-`pip install '.[integrations,sklearn]'`.
+Gradients of four batches of 16 are accumulated; each is a micro-batch. Metrics and logs count every sample once.
+Requires `pip install '.[integrations,sklearn]'`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Four parts of a data set, learned apart and merged: each coefficient by who has seen more of its column.
+"""Train models on four parts of a data set and merge them. Coefficients are weighted by the data of their column.
 
-The parts could be on four machines. Here they are in one process; `vsgd.integrations.dask` and
-`vsgd.integrations.spark` run the same rounds on a cluster, and `vsgd fit part-*.csv --jobs 4` on files.
+The parts could be on four machines; here they are in one process. `vsgd.integrations.dask` and
+`vsgd.integrations.spark` do the same on a cluster, and `vsgd fit part-*.csv --jobs 4` with files.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ def main() -> None:
     X, X_test, y, y_test = train_test_split(X, y, random_state=0)
     parts = [(X[i::4], y[i::4]) for i in range(4)]
 
-    # by hand: models that never saw each other's rows
+    # a single merge of models that were trained independently
     alone = [VSGDClassifier(random_state=0).partial_fit(*part, classes=[0, 1]) for part in parts]
     merged = VSGDClassifier.merge(alone)
-    print("accuracy of each alone:", *(f"{model.score(X_test, y_test):.3f}" for model in alone))
-    print(f"accuracy merged: {merged.score(X_test, y_test):.3f}")
+    print("accuracy of each model:", *(f"{model.score(X_test, y_test):.3f}" for model in alone))
+    print(f"accuracy of the merged model: {merged.score(X_test, y_test):.3f}")
 
-    # in rounds: each part goes on from the merged model, whose rows count once
+    # several rounds: in each, every part continues from the merged model
     learned = fit_parts(VSGDClassifier(random_state=0), parts, rounds=5)
     whole = VSGDClassifier(random_state=0, max_iter=5, tol=None).fit(X, y)
     print(f"accuracy after 5 rounds: {learned.score(X_test, y_test):.3f}")

@@ -1,4 +1,4 @@
-"""Train an Equinox network on scikit-learn's digits with vsgd.optax; nothing to tune.
+"""Train an Equinox network on scikit-learn's digits with vsgd.optax, without tuning.
 
 python examples/optax_equinox.py
 """

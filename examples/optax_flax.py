@@ -1,4 +1,4 @@
-"""Train a Flax (nnx) network with BatchNorm and Dropout on scikit-learn's digits with vsgd.optax; nothing to tune.
+"""Train a Flax (nnx) network with BatchNorm and Dropout on scikit-learn's digits with vsgd.optax, without tuning.
 
 python examples/optax_flax.py
 """
@@ -42,7 +42,7 @@ def main() -> float:
         graph, params, rest = nnx.split(model, nnx.Param, ...)
 
         def loss(params):
-            # A copy starts from the same random numbers and statistics in every evaluation, and leaves the model alone.
+            # Both evaluations use a copy: same random numbers and statistics, and the model is unchanged.
             network = nnx.merge(graph, params, rest, copy=True)
             value = optax.softmax_cross_entropy_with_integer_labels(network(x), y).mean()
             return value, nnx.state(network, nnx.Not(nnx.Param))

@@ -1,4 +1,4 @@
-"""A network on handwritten digits, with nothing to tune.
+"""Train a network on handwritten digits, without tuning.
 
 python examples/quickstart.py
 """

@@ -1,6 +1,6 @@
-"""Which words tell two kinds of message apart? Raw counts, no scaling, no learning rate.
+"""Classify messages by their words: raw counts, without scaling and without a learning rate.
 
-Also shows why the rates are per word: frequent words have settled, rare ones still learn.
+The last lines of the output show that rare words have larger learning rates than frequent ones.
 """
 
 import numpy as np
@@ -37,7 +37,7 @@ SPACE = ["orbit", "moon", "rocket", "launch", "planet", "probe", "star", "missio
 
 
 def messages(count: int, rng: np.random.Generator) -> tuple[list[str], list[str]]:
-    """Common words, three of the topic, the first ones more often than the last, and one of the other topic."""
+    """Return messages and topics. A message has 20 common words, three of its topic and one of the other."""
     texts, topics = [], []
     for _ in range(count):
         topic, words, others = ("sport", SPORT, SPACE) if rng.random() < 0.5 else ("space", SPACE, SPORT)

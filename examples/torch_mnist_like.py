@@ -1,4 +1,4 @@
-"""Handwritten digits with nothing to tune, next to SGD at seven learning rates.
+"""Compare vSGD without tuning with SGD at seven learning rates, on handwritten digits.
 
     python examples/torch_mnist_like.py [plot.png]
 
@@ -27,7 +27,7 @@ x, y = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(label
 
 
 def train(make_optimizer):
-    """Loss and error on held-out digits, and the optimizer."""
+    """Return loss and error on held-out digits, and the optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     opt = make_optimizer(model)
@@ -48,7 +48,7 @@ def train(make_optimizer):
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # so small a network gains nothing from more
+    torch.set_num_threads(1)  # more threads do not help such a small network
     print(f"digits, {EPOCHS} epochs, minibatches of {BATCH}; held-out loss and error")
     runs = {f"SGD, lr {lr:g}": lambda m, lr=lr: torch.optim.SGD(m.parameters(), lr=lr) for lr in SGD_RATES}
     runs["VSGD, a row is a sample"] = lambda m: VSGD(m.named_parameters(), per_sample=m)

@@ -1,8 +1,8 @@
-"""A small GPT-2, from scratch, through Hugging Face Trainer and with no learning rate.
+"""Train a small GPT-2 from scratch with the Hugging Face Trainer, without a learning rate.
 
     python examples/transformers_trainer.py
 
-The sentences count upwards in steps of their own, so nothing is downloaded. Needs `pip install '.[integrations]'`.
+The sentences are generated: each counts upwards in constant steps. Requires `pip install '.[integrations]'`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORDS, LENGTH = 31, 16
 
 
 class Counting(Dataset):
-    """Sentences such as 3 5 7 9: the first two words tell all others."""
+    """Sentences such as 3 5 7 9. The first two words determine the others."""
 
     def __init__(self, rows: int, seed: int):
         start, stride = torch.randint(WORDS, (2, rows, 1), generator=torch.Generator().manual_seed(seed))
@@ -53,7 +53,7 @@ def main() -> None:
             model=model, args=args, train_dataset=Counting(2000, seed=0), eval_dataset=Counting(200, seed=1)
         )
         trainer.train()
-        print(f"held-out loss {trainer.evaluate()['eval_loss']:.3f}; guessing has {math.log(WORDS):.3f}")
+        print(f"held-out loss {trainer.evaluate()['eval_loss']:.3f}; random guessing: {math.log(WORDS):.3f}")
     print(trainer.vsgd.info())
 
 

@@ -1,7 +1,7 @@
-"""A training run to watch: digits from scikit-learn, with a progress bar and a log.
+"""Train on digits from scikit-learn with a progress bar and a log for `vsgd watch`.
 
 python examples/watch_digits.py run.jsonl
-vsgd watch run.jsonl        # in another terminal, meanwhile or afterwards
+vsgd watch run.jsonl        # in another terminal, during or after training
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EPOCHS, BATCH = 10, 16
 
 def main() -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # so small a network gains nothing from more
+    torch.set_num_threads(1)  # more threads do not help such a small network
     images, labels = load_digits(return_X_y=True)
     data = torch.utils.data.TensorDataset(torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels))
     loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)

@@ -170,7 +170,7 @@ def draw_training(path: Path, seed: int) -> None:
         upper.plot(curves.steps, values, color=color, linestyle=style, label=name)
     upper.set_yscale("log")
     draw_rates(lower, curves, GREEN, "median; band: middle 90 % of coordinates")
-    lower.set_ylim(1e-4, 1e4)  # some coordinates have almost no signal at first, and rates far below
+    lower.set_ylim(1e-4, 1e4)  # some coordinates have almost no signal at first; their rates are below the frame
     draw_legend(upper)
     draw_legend(lower)
     figure.savefig(path, transparent=True)

@@ -47,11 +47,11 @@ def tree() -> str:
 
 
 def filled(text: str) -> str:
-    """Return the page with the present module tree."""
+    """Return the page with the current module tree."""
     pattern = r"(<!-- module tree -->\n).*?(<!-- end of module tree -->)"
     text, found = re.subn(pattern, lambda match: f"{match[1]}\n{tree()}\n{match[2]}", text, flags=re.DOTALL)
     if found != 1:
-        raise SystemExit("docs/design.md has no place for the module tree")
+        raise SystemExit("docs/design.md has no comment `<!-- module tree -->`")
     return text
 
 

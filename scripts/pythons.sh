@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the quick tests on every supported Python that is installed, each in an environment of its own.
+# Run the tests on every supported Python that is installed, each in a separate environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 for version in 3.11 3.12 3.13; do

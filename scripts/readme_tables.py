@@ -25,7 +25,7 @@ OPPONENTS = {
 MEASURES = ("final", "best", "training")
 SIGNS = "+=−"
 MIN_COVERAGE = 0.8
-"""A row of README was run on at least this share of the networks."""
+"""Minimum fraction of the networks that an opponent of README's table was run on."""
 
 GOALS = (
     ("AdamW, tuned", "final", "not worse", 0.85),
@@ -91,7 +91,7 @@ def counts() -> str:
 
 
 def goals() -> str:
-    """Return the goals of the protocol and what was measured; missed ones first."""
+    """Return a table of the goals of the protocol and the measured values. Missed goals come first."""
     found = {measure: collected(measure) for measure in MEASURES}
     rows = []
     for opponent, measure, word, goal in GOALS:
@@ -103,7 +103,7 @@ def goals() -> str:
 
 
 def filled(text: str, name: str = "counts") -> str:
-    """Return a page with the present table of this name."""
+    """Return a page with the current table of this name."""
     content = {"counts": counts, "goals": goals}[name]()
     pattern = rf"(<!-- table of {name} -->\n).*?(<!-- end of table -->)"
     text, found = re.subn(pattern, lambda match: f"{match[1]}{content}\n{match[2]}", text, flags=re.DOTALL)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run the tests that signals, processes or locks could make depend on timing, with every core kept busy.
-# Arguments: the number of rounds (20), the pytest command. Ends with the first round that fails.
+# Run the timing-sensitive tests (signals, processes, locks) repeatedly, with all cores busy.
+# Arguments: number of rounds (default: 20), pytest command. Stops after the first failed round.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds="${1:-20}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install the wheel of dist/ in a clean environment, with the core's dependencies only, and run what a stranger would run.
+# Install the wheel of dist/ in a clean environment, first with required dependencies only, and try the main features.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$(ls dist/vsgd-*.whl)
@@ -8,7 +8,7 @@ trap 'rm -rf "$folder"' EXIT
 "${PYTHON:-python3}" -m venv "$folder/venv"
 "$folder/venv/bin/pip" install --quiet --disable-pip-version-check --constraint constraints.txt "$wheel"
 if "$folder/venv/bin/python" -m zipfile --list "$wheel" | grep --quiet vsgd_bench; then
-    echo "the laboratory is in the wheel" >&2
+    echo "the wheel contains vsgd_bench" >&2
     exit 1
 fi
 cd "$folder"
@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError as error:
     assert "pip install '.[torch]'" in str(error), error
 else:
-    raise SystemExit("torch should not be there")
+    raise SystemExit("torch should not be installed")
 print("the core of vsgd", vsgd.__version__, "works without extras")
 PYTHON
 for command in figures "compare --suite large" "sparse --seeds 2"; do
@@ -29,7 +29,7 @@ for command in figures "compare --suite large" "sparse --seeds 2"; do
     # shellcheck disable=SC2086  # the words of a command
     "$folder/venv/bin/vsgd" $command 2> answer || code=$?
     if [ "$code" != 2 ] || [ "$(wc -l < answer)" != 1 ] || ! grep --quiet "part of the repository" answer; then
-        echo "vsgd $command should say that it is part of the repository, with exit code 2:" >&2
+        echo "vsgd $command should print that it is part of the repository, with exit code 2:" >&2
         cat answer >&2
         exit 1
     fi
@@ -63,7 +63,7 @@ for batch in torch.randint(len(X), (200, 16)):
 
     losses.append(float(optimizer.step(closure)))
 assert sum(losses[-20:]) < 0.5 * sum(losses[:20]), losses
-print("a network and a linear model are trained")
+print("a network and a linear model were trained")
 PYTHON
 printf 'stars,liked\n1,no\n5,yes\n2,no\n4,yes\n' > reviews.csv
 "$folder/venv/bin/vsgd" fit reviews.csv --target liked --model reviews.npz

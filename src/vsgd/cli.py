@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare_streams() -> None:
-    """Use UTF-8 for standard output and standard error, whatever the locale.
+    """Use UTF-8 for standard output and standard error, independent of the locale.
 
     File names that are not UTF-8 are printed unchanged. A closed standard stream becomes the null device, so that no
     file that is opened later gets its descriptor.

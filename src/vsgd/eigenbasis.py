@@ -184,9 +184,10 @@ def plan_blocks(shapes: Sequence[tuple[int, int]], gradient_flops: float, spent:
     """Return block sizes of both sides of each matrix, within the limits on memory and on operations.
 
     Sides start with `largest_blocks`. Then the largest blocks are cut until the rotations of all matrices together cost
-    at most `SHARE_OF_GRADIENT` of a gradient, less what was `spent` before. Small blocks on both sides help more than
-    large blocks on one. Blocks of up to `MEMORY_BOUND` are not cut, because that saves no time. Instead the costliest
-    sides keep their own coordinates (block size 1), as do both sides of matrices with a single row or column.
+    at most `SHARE_OF_GRADIENT` of a gradient minus `spent`, the operations already planned. Small blocks on both sides
+    help more than large blocks on one. Blocks of up to `MEMORY_BOUND` are not cut, because that saves no time. Instead
+    the costliest sides keep their own coordinates (block size 1), as do both sides of matrices with a single row or
+    column.
     """
     budget = max(SHARE_OF_GRADIENT * gradient_flops, ALLOWANCE) - spent
     blocks = [list(largest_blocks(shape)) if min(shape) > 1 else [1, 1] for shape in shapes]

@@ -100,7 +100,10 @@ def is_blank(byte: int) -> bool:
 
 
 def read_digits(text: Any, at: int, whole: int) -> tuple[int, int]:
-    """Go on with a whole number: where it ends, and what it is, or at least that it is larger than `LARGEST`."""
+    """Return the end of the digits at an offset, and the number with these digits appended to `whole`.
+
+    Above `LARGEST`, the number is only a lower bound.
+    """
     while ZERO <= text[at] <= NINE:
         if whole <= LARGEST:
             whole = whole * 10 + (text[at] - ZERO)

@@ -35,7 +35,7 @@ class Cell(NamedTuple):
 
     @property
     def at_limit(self) -> bool:
-        """Whether the best rate is at a limit of the search."""
+        """True if the best rate is at a limit of the search."""
         return self.setting.rate in (RATES[0], RATES[-1])
 
 

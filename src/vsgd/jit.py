@@ -288,7 +288,7 @@ def load_or_compile(function: Callable[..., Any], text: str, signature: tuple[An
         folder = open_folder(f"{function.__name__}-{text}-{types_digest}")
         dispatcher = caching(function, folder)
     except (OSError, RuntimeError) as error:
-        with announced(f"{message}; the result cannot be stored ({error})"):
+        with announced(f"{message}; the result cannot be kept ({error})"):
             return code_for(dispatcher_of(function), signature)
     is_there = any(machine_code(folder))  # loading needs no message
     notice = contextlib.nullcontext() if is_there else announced(f"{message}, once; later runs take it from the cache")

@@ -1,4 +1,4 @@
-"""How the docs site is built: `make docs-site` writes site/index.html."""
+"""Configuration of the documentation site. `make docs-site` writes site/index.html."""
 
 import re
 from typing import Any
@@ -24,12 +24,14 @@ myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_output_stderr = "remove"  # messages of the first compilation
 
 autodoc_mock_imports = ["pyspark"]  # needs Java, so it is not part of the extra "dev"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike", "Matrix", "RandomState")}
+TYPE_ALIASES = ("ArrayLike", "Gram", "Mask", "Matrix", "PerCoordinate", "PerSample", "RandomState", "Scalar")
+autodoc_type_aliases = {name: name for name in TYPE_ALIASES}
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 default_role = "code"
@@ -46,7 +48,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 
 def as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings write |x| for absolute values, and tables and code as in Markdown; these two become literal blocks."""
+    """Convert a docstring to reStructuredText: escape |x|, and make literal blocks of tables and code."""
     text: list[str] = []
     literal = False
     for line in lines:

@@ -63,7 +63,7 @@ def _section(item: Reproduced) -> str:
 {picture}
 <p>{escape(item.figure.caption)}</p>
 <div class=try></div>
-<div class=scroll><table><tr><th>number</th><th>seen here</th><th>expected</th></tr>{rows}</table></div>
+<div class=scroll><table><tr><th>number</th><th>measured</th><th>expected</th></tr>{rows}</table></div>
 <p class=quiet>{_took(item.seconds)}</p>
 </section>"""
 

@@ -24,6 +24,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_merge_streams = True
 nb_output_stderr = "remove"  # messages of the first compilation
 
 autodoc_mock_imports = ["pyspark"]  # needs Java, so it is not part of the extra "dev"

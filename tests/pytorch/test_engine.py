@@ -9,7 +9,7 @@ import torch
 from vsgd import NETWORKS, PAPER, jit
 from vsgd.algorithms.networks import momentum_weight
 from vsgd.algorithms.strategy import Rates, Totals, strategy_of
-from vsgd.torch import engine_numba, update
+from vsgd.torch import engine_numba, loops, update
 from vsgd.torch.coordinates import BatchMoments, Coordinates, Inputs, spread
 from vsgd.torch.engine_numba import NumbaEngine
 from vsgd.torch.engine_torch import TorchEngine
@@ -212,7 +212,7 @@ def test_rows_of_a_table_are_probed_against_their_gradients(engine):
 def test_bfloat16_is_read_and_rounded_as_torch_does():
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e3
     bits = values.bfloat16().view(torch.int16).numpy().view("uint16")
-    wide, narrow = jit.compiled(engine_numba.widen), jit.compiled(engine_numba.narrow)
+    wide, narrow = jit.compiled(loops.widen), jit.compiled(loops.narrow)
     assert [float(wide(b)) for b in bits] == values.bfloat16().float().tolist()
     assert [int(narrow(v)) for v in values.numpy()] == bits.tolist()
 
@@ -221,12 +221,12 @@ def test_bfloat16_is_read_and_rounded_as_torch_does():
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_loops_divide_many_numbers_at_once(kind, decoupled, monkeypatch):
     """A small change of the algorithm can make the compiler give up, and ten times the speed goes with it."""
-    monkeypatch.setattr(engine_numba, "cached_jit", jit.compiled)  # whose code can be looked at
-    engine_numba.learn_loop.cache_clear()
+    monkeypatch.setattr(loops, "cached_jit", jit.compiled)  # whose code can be looked at
+    loops.learn_loop.cache_clear()
     learned(NumbaEngine, NETWORKS, decoupled, kind, dtype=torch.float32, curv_dtype=torch.bfloat16)
     flags = False, "probed" in kind, True, False
-    loop = engine_numba.learn_loop(strategy_of(NETWORKS), decoupled, (False, True), flags)
-    engine_numba.learn_loop.cache_clear()
+    loop = loops.learn_loop(strategy_of(NETWORKS), decoupled, (False, True), flags)
+    loops.learn_loop.cache_clear()
     (code,) = loop.inspect_asm().values()
     if "divss" not in code:
         pytest.skip("not an x86 processor")

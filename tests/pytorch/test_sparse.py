@@ -8,7 +8,7 @@ from closures import closure_of
 from torch import nn
 
 import vsgd
-from vsgd.torch import VSGD, Rows, coordinates, engine_numba, engine_torch
+from vsgd.torch import VSGD, Rows, coordinates, engine_numba, engine_torch, loops
 
 ROWS, WIDTH = 9, 3
 
@@ -190,7 +190,7 @@ def test_a_closure_that_looks_up_other_rows_in_each_call_is_refused():
 def test_caches_do_not_grow_with_the_number_of_touched_rows():
     table = nn.Embedding(40, WIDTH, sparse=True)
     opt = VSGD(table.parameters())
-    caches = [each for module in (coordinates, engine_numba, engine_torch) for each in vars(module).values()]
+    caches = [each for module in (coordinates, engine_numba, engine_torch, loops) for each in vars(module).values()]
     caches = [each for each in caches if hasattr(each, "cache_info")]
 
     def sizes(rows):

@@ -135,7 +135,6 @@ NOT_VERBS = re.compile(
 """First words of docstrings that do not begin with an imperative."""
 
 OTHER_STYLE = {"optax"} | {f"{name}.py" for name in ("column_phases", "minibatch", "training")}
-OTHER_STYLE |= {f"{name}.py" for name in ("basis", "block", "coordinates", "engine_numba", "moments")}
 """Packages and modules whose docstrings are not checked yet."""
 
 

@@ -17,7 +17,7 @@ from vsgd.torch.state import matrix_shape
 
 
 def basis_of(state: dict[str, Tensor]) -> Basis:
-    """The basis that the state of a parameter has."""
+    """Return the basis in the state of a parameter."""
     names = ("left_basis", "left_cov", "right_basis", "right_cov")
     return Basis(*(state.get(name) for name in names))
 
@@ -129,7 +129,7 @@ def refresh(basis: Basis) -> None:
 
 
 def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:
-    """What was rotated, and why not all of it, in a few words."""
+    """Return a short text: which sides of a parameter are rotated, and why not all."""
     if min(matrix_shape(parameter.shape)) == 1:
         return "vector, as it is"
     if state["seen"].numel() > 1:
@@ -144,23 +144,23 @@ def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:
 
 
 def cost_of(parameter: Tensor, state: dict[str, Tensor]) -> float:
-    """What the basis of a parameter costs now."""
+    """Return the floating-point operations per step of the basis of a parameter."""
     sizes = [state[name].shape[-1] if name in state else 1 for name in ("left_basis", "right_basis")]
     return cost(matrix_shape(parameter.shape), (sizes[0], sizes[1]))
 
 
 def plan(parameters: Iterable[Tensor], gradient_flops: float, spent: float = 0.0) -> dict[Tensor, tuple[int, int]]:
-    """Block sizes of both sides of each matrix, so that all rotations together cost no more than they may."""
+    """Return the block sizes of both sides of each matrix, within the limit on operations of all rotations."""
     matrices = [p for p in parameters if p.dim() > 1 and min(matrix_shape(p.shape)) > 1]
     blocks = plan_blocks([matrix_shape(p.shape) for p in matrices], gradient_flops, spent)
     return dict(zip(matrices, blocks, strict=True))
 
 
 def flop_counter() -> FlopCounterMode:
-    """Counts floating-point operations, those of recurrent layers included, of which torch's own counter knows nothing.
+    """Return a counter of floating-point operations that includes recurrent layers, unlike torch's own.
 
     A layer that is one operation for torch (an LSTM on a CPU, any recurrent layer with cuDNN) multiplies its matrices
-    with every position of a sequence; the backward pass takes twice as long.
+    with every position of a sequence. The backward pass needs twice the operations.
     """
 
     def one_layer(x: Sequence[int], *arguments: Any, **_: Any) -> int:
@@ -177,5 +177,5 @@ def flop_counter() -> FlopCounterMode:
 
 
 def _recurrent_flops(x: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
-    """From the shapes of a sequence and of the weights it meets, of which vectors do not count."""
+    """Return the operations of a recurrent layer from the shapes of its input sequence and weights, without biases."""
     return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) > 1)

@@ -56,7 +56,7 @@ class Block(Protocol):
 
     @property
     def coordinates(self) -> Coordinates | None:
-        """All coordinates of the block; None for a table, whose touched rows are copied in each step."""
+        """Return all coordinates; None for a table, whose touched rows are copied in each step."""
 
     def fits(self, config: Config) -> bool:
         """Return whether the parameters and the algorithm are still those that the block was made for."""

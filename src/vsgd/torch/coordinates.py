@@ -71,7 +71,7 @@ class Coordinates(NamedTuple):
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The four moments and the memory."""
+        """Return the four moments and the memory."""
         return self.grad, self.grad_sq, self.curv, self.curv_sq, self.memory
 
     def state(self, seen: Tensor) -> State:
@@ -119,7 +119,7 @@ class Inputs(NamedTuple):
 
     @property
     def decays(self) -> bool:
-        """Whether weights decay."""
+        """Return whether weights decay."""
         return self.samples is not None or self.rates.weight_decay > 0
 
 

@@ -428,7 +428,7 @@ class RowSamples:
 def added_up(
     totals: SampleTotals, parameters: Sequence[Tensor], pair: bool, reduction: str, processes: Processes
 ) -> SampleTotals:
-    """Sums over the rows of all processes, whose gradients come averaged; a `pair` of evaluations has differences."""
+    """Return sums over the rows of all processes, with differences if there is a `pair` of evaluations."""
     if processes.size == 1:
         return totals
     kinds = [_kind_of(totals.sums.get(p)) for p in parameters]
@@ -465,7 +465,7 @@ def _kind_of(sums: SampleSums | RowSums | None) -> int:
 
 
 def _no_sums(parameter: Tensor, kind: int, pair: bool) -> SampleSums | RowSums:
-    """The sums of a parameter that no row of this process has used, of the kind that other processes have."""
+    """Return empty sums for a parameter that no row of this process uses, of the kind in other processes."""
     rows = parameter[:0] if kind == 3 else parameter
     sums = empty_sums(rows, pair)
     if kind > 1:

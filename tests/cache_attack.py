@@ -1,4 +1,4 @@
-"""Damages machine code on disk and has it loaded, many times over, in a process of its own: a crash ends only that."""
+"""Damage machine code on disk and load it, many times, in a separate process that may crash."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def damage(jit, cache, rng):
 
 
 def attack(jit, tiny, count):
-    """Prints the number of warnings."""
+    """Print the number of warnings."""
     rng, cache, told = generator("cache"), Path(os.environ["XDG_CACHE_HOME"]) / "vsgd", 0
 
     def results():
-        """Of new functions each time, so that machine code is read from the disk."""
+        """Return new functions at each call, so that machine code is read from disk."""
         with warnings.catch_warnings(record=True) as caught, no_hang():
             warnings.simplefilter("always")
             assert [jit.cached_jit(tiny.scaled_by(factor))(10.0) for factor in FACTORS] == [20.0, 30.0]
@@ -60,7 +60,7 @@ def attack(jit, tiny, count):
         shutil.rmtree(cache)
         shutil.copytree(whole, cache)
         for _ in range(rng.choice([1, 1, 3])):
-            with contextlib.suppress(OSError):  # the seal of a file that is no more
+            with contextlib.suppress(OSError):  # the checksum of a file that does not exist
                 damage(jit, cache, rng)
         told += results()
         results()

@@ -1,10 +1,10 @@
-"""What `opt.step` is given."""
+"""Closures for `opt.step`."""
 
 from __future__ import annotations
 
 
 def closure_of(opt, loss_of):
-    """Clears gradients, takes those of `loss_of()` and returns the loss."""
+    """Return a closure that clears gradients, computes those of `loss_of()` and returns the loss."""
 
     def closure():
         opt.zero_grad()

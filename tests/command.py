@@ -1,4 +1,4 @@
-"""The `vsgd` command inside the process of a test."""
+"""Run the `vsgd` command in the process of a test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_of(stream: io.TextIOWrapper) -> str:
 
 
 def vsgd(*words) -> Outcome:
-    """Run it; an exception is a failure of the test, as a traceback is of the command."""
+    """Run a command. An exception fails the test, since users would see a traceback."""
     with contextlib.redirect_stdout(captured()) as out, contextlib.redirect_stderr(captured()) as err:
         try:
             code = main([str(word) for word in words])
@@ -35,14 +35,14 @@ def vsgd(*words) -> Outcome:
 
 
 def succeeds(*words) -> str:
-    """What it printed."""
+    """Run a command that must succeed, and return its output."""
     outcome = vsgd(*words)
     assert outcome.code == 0, outcome.err
     return outcome.out
 
 
 def refuses(*words, saying: str = "") -> str:
-    """The one line that it ends with."""
+    """Run a command that must fail, and return its error message of one line."""
     outcome = vsgd(*words)
     assert outcome.code == 2, outcome
     assert outcome.err.count("\n") == 1, outcome.err
@@ -52,6 +52,6 @@ def refuses(*words, saying: str = "") -> str:
 
 
 def scores(*words) -> dict[str, float]:
-    """What `vsgd score` printed."""
+    """Return the output of `vsgd score`."""
     lines = succeeds("score", *words).splitlines()
     return {name: float(value) for name, value in map(str.split, lines)}

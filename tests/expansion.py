@@ -1,4 +1,4 @@
-"""The gradient of every sample written out, the slow and obvious way: the oracle of per-sample sums."""
+"""Reference for per-sample sums: compute and store the gradient of every sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.func import functional_call, grad, vmap
 
 
 def by_vmap(model, loss, x, y):
-    """{name: samples × parameter} by torch.func."""
+    """Return {name: samples × parameter}, computed by torch.func."""
     params = {name: p.detach() for name, p in model.named_parameters()}
 
     def sample_loss(params, x, y):
@@ -17,7 +17,7 @@ def by_vmap(model, loss, x, y):
 
 
 def by_loop(model, loss, x, y, axis=0):
-    """The same, one backward pass a sample; any model."""
+    """Return the same with one backward pass per sample, for any model."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     params = [p for p in model.parameters() if p.requires_grad]
     rows = []
@@ -29,7 +29,7 @@ def by_loop(model, loss, x, y, axis=0):
 
 
 def sums_of(here, there):
-    """Σg², Σ|g − g'|, Σ(g − g')² for each parameter."""
+    """Return Σg², Σ|g − g'| and Σ(g − g')² of each parameter."""
     return {
         name: (g.square().sum(0), (g - there[name]).abs().sum(0), (g - there[name]).square().sum(0))
         for name, g in here.items()
@@ -37,7 +37,7 @@ def sums_of(here, there):
 
 
 def shift(model, seed=0):
-    """Move to another point."""
+    """Move the weights to another point."""
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
@@ -45,7 +45,7 @@ def shift(model, seed=0):
 
 
 def assert_sums_match(recorder, model, loss, x, y, *, reduction="mean", expand=by_loop, rtol=1e-9, **options):
-    """Record twice, and hold every sum against the expansion."""
+    """Record two gradients, and compare every sum with the reference."""
 
     def backward():
         model.zero_grad()

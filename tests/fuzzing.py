@@ -1,4 +1,4 @@
-"""Damaged inputs without end: a few in `make test`, as many as it takes in `make fuzz`, always the same for a seed."""
+"""Damaged inputs: a few in `make test`, many in `make fuzz`. They depend on the seed only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 
 SEED = int(os.environ.get("VSGD_FUZZ", "0"))
-"""Of the long run; 0 is the short one."""
+"""Seed of `make fuzz`; 0 in `make test`."""
 
 LONGEST_SECONDS = 300
 PIECES = [
@@ -20,7 +20,7 @@ PIECES = [
 
 
 def cases(short: int, long: int) -> int:
-    """How many to try."""
+    """Return the number of cases."""
     return long if SEED else short
 
 
@@ -29,7 +29,7 @@ def generator(name: str) -> random.Random:
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:
-    """The content with a few bytes or pieces changed, put in, left out, repeated or cut off."""
+    """Return the content with a few bytes or pieces changed, inserted, removed, repeated or truncated."""
     data = bytearray(content)
     for _ in range(rng.choice([1, 1, 1, 2, 5, 20])):
         at = rng.randrange(len(data) + 1)
@@ -53,7 +53,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
 
 
 class Hang(BaseException):
-    """It takes too long."""
+    """Raised if a case takes too long."""
 
 
 @contextlib.contextmanager

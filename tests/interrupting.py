@@ -16,7 +16,7 @@ SOURCE = str(Path(vsgd.__file__).parent)
 
 
 class Interrupt(BaseException):
-    """Raised by the handler of a test, as `KeyboardInterrupt` is by that of Ctrl-C."""
+    """Raised by the signal handler of a test, like `KeyboardInterrupt` by that of Ctrl-C."""
 
 
 class Lines:
@@ -47,7 +47,7 @@ class Lines:
 
 @contextmanager
 def handled(numbers: Collection[int], handler: Any) -> Iterator[None]:
-    """Install a handler, and put the earlier ones back."""
+    """Install a signal handler, and restore the earlier ones on exit."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -62,7 +62,7 @@ def run_interrupted(
     """Call a function and raise a signal at those of its lines whose numbers are chosen.
 
     Returns:
-        How often the handler was called, and the exception that ended the function, if one did.
+        The number of calls of the handler, and the exception that ended the function, or None.
     """
     lines, calls, ended = Lines(chosen, number), 0, []
 
@@ -89,7 +89,7 @@ def run_interrupted(
 
 
 def count_lines(function: Callable[[], Any]) -> int:
-    """Return how many lines of the package a function executes."""
+    """Return the number of lines of the package that a function executes."""
     lines, tracing = Lines(lambda line: False, signal.SIGALRM), sys.gettrace()
     try:
         sys.settrace(lines.trace)

@@ -1,4 +1,4 @@
-"""Small kernels of a package of their own, in processes whose cache of compiled code is elsewhere."""
+"""Small kernels in a separate package, and processes with a separate cache of compiled code."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ class AtOnce(threading.Timer):
         self.function(*self.args, **self.kwargs)
 threading.Timer = AtOnce
 """
-"""Announces a compilation however short it is: whether a thread gets its turn in time is chance."""
+"""Announce every compilation, however short, so that tests do not depend on timing."""
 COMBINE = "print(jit.cached_jit(tiny.combine)(*arguments))"
 CORRECT = "4.5\n"
 
 
 def write_package(folder: Path) -> Path:
-    """Two modules that processes make part of this package: a kernel, and what it reaches."""
+    """Two modules of the package: a kernel, and the functions that it calls."""
     folder.mkdir()
     (folder / "tiny.py").write_text(TINY)
     (folder / "parts.py").write_text(PARTS)

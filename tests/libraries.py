@@ -1,6 +1,6 @@
 """The array libraries that the algorithms run on.
 
-Each returns how a list of numbers becomes an array, how an array becomes a list, and how a function is made ready.
+Each returns three functions: from a list of numbers to an array, from an array to a list, and a compiler.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vsgd.jit import compiled
 
 
 def plainly(function, config):
-    """Return the function itself; `config` is the position of its constants, which JAX has to know."""
+    """Return the function itself. `config` is the position of its constants, which JAX needs."""
     return function
 
 

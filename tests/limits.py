@@ -1,4 +1,4 @@
-"""Commands in a process of their own, with the peak of its memory. Linux only."""
+"""Run commands in separate processes and measure their peak memory. Linux only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 open(sys.argv[1], "w").write(status["VmHWM"].split()[0])
 sys.exit(code)
 """
-"""The peak is asked for by the process itself: what `wait4` returns includes memory of the process that started it."""
+"""Program that prints its own peak memory. The value of `wait4` would include memory of the parent process."""
 
 
 class Measured(NamedTuple):

@@ -1,4 +1,4 @@
-"""Starts the processes of a distributed test on loopback, and leaves none behind."""
+"""Start and stop the processes of a distributed test on loopback."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import NamedTuple
 
 
 class Process(NamedTuple):
-    """One of several that run the same script."""
+    """One of several processes that run the same script."""
 
     rank: int
     world: int
     meeting: Path
-    """The file through which they find each other."""
+    """The file of the process group's store."""
     folder: Path
-    """Where all of them read and write."""
+    """The folder that all processes share."""
     arguments: list[str]
 
     def join(self, seconds: float = 60) -> None:
-        """Meet the others."""
+        """Join the process group."""
         import torch.distributed as dist
 
         limit = timedelta(seconds=seconds)
@@ -31,16 +31,17 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    """To be asked in a script that `run_all` has started."""
+    """Return the process of a script that `run_all` has started."""
     rank, world, meeting, folder, *arguments = sys.argv[1:]
     return Process(int(rank), int(world), Path(meeting), Path(folder), arguments)
 
 
 def run_all(script: Path, world: int, folder: Path, *arguments: object, seconds: float = 240) -> list[tuple[int, str]]:
-    """Run a script in `world` processes. Returns exit code and standard error of each."""
+    """Run a script in `world` processes. Return exit code and standard error of each."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    meeting = folder / f"meeting-{time.monotonic_ns()}"  # a file of an earlier run would lead to its processes
+    # a file of an earlier run contains the addresses of its processes
+    meeting = folder / f"meeting-{time.monotonic_ns()}"
     processes = [
         subprocess.Popen(
             [sys.executable, script, *map(str, (rank, world, meeting, folder, *arguments))],
@@ -58,6 +59,6 @@ def run_all(script: Path, world: int, folder: Path, *arguments: object, seconds:
 
 
 def run_well(script: Path, world: int, folder: Path, *arguments: object, seconds: float = 240) -> None:
-    """`run_all` of a script that must not fail."""
+    """Call `run_all` with a script that must not fail."""
     for code, error in run_all(script, world, folder, *arguments, seconds=seconds):
         assert code == 0, error[-3000:]

@@ -1,6 +1,6 @@
-"""The paper as scalar Python loops: the oracle of everything else.
+"""The paper as scalar Python loops: the reference for all implementations.
 
-Written from the pseudocode alone, one coordinate at a time, with none of the package's code.
+It follows the pseudocode, one coordinate at a time, and uses no code of the package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ BOOTSTRAP = 10
 
 
 class Coordinate:
-    """Algorithm 1 for one θ_i. `observe` takes the sample gradients of a minibatch, zeros left out."""
+    """Algorithm 1 for one θ_i. `observe` takes the non-zero sample gradients of a minibatch."""
 
     def __init__(self, theta: float, *, finite_differences: bool = True):
         self.theta = theta
@@ -24,7 +24,7 @@ class Coordinate:
         self.outliers = 0
 
     def delta(self, gradients: list[float]) -> float:
-        """The shift δ_i for this minibatch."""
+        """Return the probe δ_i for this minibatch."""
         g = self.g
         if self.seen < BOOTSTRAP and gradients:
             g = (self.seen * self.g + sum(gradients)) / (self.seen + len(gradients))
@@ -68,7 +68,7 @@ class Coordinate:
 
     @staticmethod
     def _is_far(value: float, mean: float, mean_sq: float) -> bool:
-        # a thousandth of the root mean square is below what rounding lets one see
+        # a thousandth of the root mean square is within rounding error
         rounding = 1e-6 * mean_sq
         return abs(value - mean) > 2 * math.sqrt(abs(mean_sq - mean**2) + rounding)
 
@@ -94,7 +94,7 @@ def sample_curvature(shape: str, scale: float, x: float) -> float:
 def run(
     shape: str, scale: float, minibatches: list[list[float]], *, finite_differences: bool = True
 ) -> list[Coordinate]:
-    """Minimise a sample loss of θ − ξ from θ = 1. Each minibatch lists its ξ. Returns a snapshot after each."""
+    """Minimize a sample loss of θ − ξ from θ = 1. Each minibatch lists its ξ. Return a snapshot after each."""
     me = Coordinate(1.0, finite_differences=finite_differences)
     history = []
     for samples in minibatches:
@@ -113,7 +113,7 @@ def run(
 
 
 def orthogonal_weights(gradients: list[list[float]]) -> list[float]:
-    """Eq. 5: one over the number of times, smoothed, that a sample's gradient meets another's."""
+    """Return the weights of eq. 5: one over the sum of absolute cosines with all gradients."""
 
     def dot(a: list[float], b: list[float]) -> float:
         return sum(x * y for x, y in zip(a, b, strict=True))

@@ -1,4 +1,4 @@
-"""Small workloads, data and odd optimizers for the tests of `vsgd compare`: importable by the processes it starts."""
+"""Small workloads, data and optimizers for the tests of `vsgd compare`. Its worker processes import this module."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UNINSTALLED = Method("uninstalled", "Uninstalled", crashing, "", package="no-suc
 
 
 def write_data(folder):
-    """A little of everything that the large suite reads, in the same formats."""
+    """Write small files in the formats of the data of the large suite."""
     rng = np.random.default_rng(0)
     files = {}
     for part, rows in (("train", 200), ("t10k", 50)):

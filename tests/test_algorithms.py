@@ -1,4 +1,4 @@
-"""The algorithms in every array library; the paper's against its scalar loops."""
+"""The algorithms with every array library, and that of the paper compared with scalar loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = ("quad", "abs", "rectlin", "gauss")
 def minibatches(n: int, presence: float, seed: int = 1) -> list[list[float]]:
     rng = np.random.default_rng(seed)
     xi = rng.standard_normal((UPDATES, n))
-    xi[50::97] *= 20  # outliers now and then
+    xi[50::97] *= 20  # occasional outliers
     present = rng.random((UPDATES, n)) < presence
     return [row[mask].tolist() for row, mask in zip(xi, present, strict=True)]
 
@@ -44,7 +44,7 @@ CASES = [Case(*case) for case in itertools.product(SHAPES, (1, 10), (1.0, 0.3))]
 
 
 def assert_equals_the_reference(library, cases):
-    """Minimize every case in a coordinate of its own."""
+    """Minimize every case in a separate coordinate."""
     lift, lower, made = library()
     do_update, do_probe = made(update, 4), made(probe, 3)
     batches = [minibatches(case.n, case.presence) for case in cases]
@@ -89,7 +89,7 @@ def test_the_paper_equals_the_reference_in_every_coordinate_of_an_array(library)
 
 
 NOTHING = TensorContext(curv=0.0, curv_sq=0.0, grad_clip=3.0, step_limit=1.0, horizon=1.0)
-"""A tensor that tells its coordinates nothing."""
+"""Return a context without influence on the coordinates."""
 
 
 @pytest.mark.parametrize("library", [on_numba, *ARRAYS])
@@ -99,7 +99,7 @@ NOTHING = TensorContext(curv=0.0, curv_sq=0.0, grad_clip=3.0, step_limit=1.0, ho
     ids=["networks", "columns"],
 )
 def test_the_others_are_the_same_in_every_library(first, step, config, library):
-    """Against plain floats, from moments that are given: where θ goes, and with which rate."""
+    """Compare θ and the rates with those of plain floats, for given moments."""
     rng = np.random.default_rng(0)
     grads = rng.standard_normal((UPDATES, 4)) + np.linspace(1, 0, UPDATES)[:, None]
     grads[50::97] *= 20
@@ -131,7 +131,7 @@ def test_the_rate_without_noise_is_one_over_the_curvature():
 
 @pytest.mark.parametrize("count", [1, 2, 10, 1000])
 def test_the_rate_knows_the_minibatch(count):
-    """Eq. 3: noise counts 1/n of itself."""
+    """Eq. 3: noise is divided by n."""
     distance, sigma_sq = 0.7, 5.0
     mean = Moments(grad=distance, grad_sq=distance**2 + sigma_sq, curv=1.0, curv_sq=1.0)
     expected = distance**2 / (distance**2 + sigma_sq / count)
@@ -167,7 +167,7 @@ def test_nothing_moves_before_ten_samples():
 
 
 def test_constant_curvature_is_never_an_outlier():
-    """Rounding leaves a variance of zero, or a little below it; that must not count as evidence."""
+    """A variance of zero, or slightly negative by rounding, must not be used as evidence."""
     rng = np.random.default_rng(0)
     h = (2.0 * (1 + 1e-12 * rng.standard_normal(1000))).tolist()
     state = State(mean=Moments(0.0, 1.0, 2.0, 4.0), memory=5.0, seen=100.0)
@@ -198,7 +198,7 @@ class TestNetworks:
         assert free.memory > 1000
 
     def test_the_weights_to_evaluate_are_an_average_of_the_iterates(self):
-        """Without noise it reaches back as little as it may."""
+        """Without noise, the window has its minimum length."""
         theta, state = 1.0, one_coordinate.init(1.0)
         for _ in range(3):
             theta, state, _ = one_coordinate.update(
@@ -214,7 +214,7 @@ class TestNetworks:
         assert abs(theta) < abs(average) < 1
 
     def test_the_average_reaches_back_over_a_share_of_all_steps(self):
-        """However little it helps."""
+        """The window has a lower limit even if averaging does not help."""
         state = networks.Averaging(window=100.0, advantage=-1.0)
         for _ in range(200):
             state = networks.averaging(state, -1.0, 1000)
@@ -229,10 +229,10 @@ class TestNetworks:
         for step in range(1000):
             state = networks.progress(state, 100.0 - step / 100, noise, step)
         assert state.horizon == horizon
-        assert 0.5 < state.earlier - state.recent < 2  # of the ten by which the loss has fallen
+        assert 0.5 < state.earlier - state.recent < 2  # of a decrease of the loss by ten
 
     def test_over_a_horizon_noise_counts_less_and_no_rate_exceeds_one_over_the_curvature(self):
-        """As if the minibatch were as many times larger."""
+        """A horizon of K is equivalent to minibatches that are K times larger."""
         certain = Moments(grad=1.0, grad_sq=1.0, curv=2.0, curv_sq=4.0)
         noisy = certain._replace(grad_sq=1.0 + 9.0)
         ahead = NOTHING._replace(horizon=3.0)
@@ -248,7 +248,7 @@ class TestNetworks:
 
     @pytest.mark.parametrize("step_of_outlier", [2, 50, 1000])
     def test_one_outlier_of_the_loss_has_no_lasting_effect_on_the_horizon(self, step_of_outlier):
-        """The loss is noise around a constant, so the horizon is 1 in the end, with and without the outlier."""
+        """The loss is noise around a constant, so the final horizon is 1, with and without the outlier."""
         losses = 1 + 0.1 * np.random.default_rng(0).standard_normal(3000)
         losses[step_of_outlier] += 1e6
         state, horizons = networks.Progress(recent=0.0, earlier=0.0, horizon=1.0, spread=0.0), []
@@ -290,7 +290,7 @@ class TestNetworks:
         assert networks.length_scale(0.0, 0.0) == NETWORKS.min_rms
 
     def test_no_step_is_longer_than_the_probe_where_no_curvature_was_seen(self):
-        """|ḡ|/|δ| stands in."""
+        """The curvature is |ḡ|/|δ| if none was measured."""
         flat = Moments(grad=3.0, grad_sq=9.0, curv=0.0, curv_sq=0.0)
         tensor = networks.context(0.0, 0.0, 3.0, 3.0, 0.03)
         for decoupled in (True, False):
@@ -316,14 +316,14 @@ class TestNetworks:
 
 
 def test_the_probe_of_a_column_is_the_step_of_a_coordinate():
-    """All the way, 1 / max |x|, when nothing is known; the root of the signal fraction when all is."""
+    """The probe is 1 / max |x| without statistics, and the root of the signal fraction of that with many samples."""
     assert columns.probe(columns.init(0.0), 1, 4.0) == pytest.approx(1 / 4)
     known = State(mean=Moments(1.0, 4.0, 1.0, 1.0), memory=1e12, seen=1e12)
     assert columns.probe(known, 1, 4.0) == pytest.approx(0.25**0.5 / 4)
 
 
 def test_a_step_beyond_a_kink_is_bounded_by_the_probe():
-    """Where the probe sees no curvature, damping c makes the step δ/c at most."""
+    """Without measured curvature, damping c limits the step to δ/c."""
     assert columns.damped(0.0, 3.0, 0.1, COLUMNS) == pytest.approx(0.1 * 30)
 
 
@@ -355,12 +355,12 @@ def test_a_foreign_algorithm_is_refused_by_name():
 
 
 def in_float32(config):
-    """The same constants as a loop in float32 is given them."""
+    """Return the constants as a float32 loop receives them."""
     return type(config)(*(value if isinstance(value, bool) else np.float32(value) for value in config))
 
 
 def learn_of_networks(theta, state, batch, count, config):
-    """All of an update but the step, which an engine takes in its own way."""
+    """Return the results of an update without its step, which engines implement separately."""
     return networks.learn(state, batch, count, config, TensorContext(theta, theta, theta, theta, theta), True)
 
 
@@ -453,14 +453,14 @@ PROBED = ("float32", 2.0**58, 32)
     ],
     ids=["paper", "paper32", "vsgd", "vsgd32", "networks", "networks32", "columns"],
 )
-def test_finite_whatever_the_moments(first, step, config, kind):
+def test_results_are_finite_for_all_moments(first, step, config, kind):
     """Zeros, subnormals and numbers whose squares just fit: finite results, rate ≥ 0, memory ≥ 1."""
     dtype, largest, width = kind
     config = config if kind is DOUBLE else in_float32(config)
 
     @settings(max_examples=300, deadline=None)
     @given(st.lists(samples(largest, width), min_size=1, max_size=12), st.integers(0, 3), st.integers(1, 1000))
-    @example([[(largest, 2.0**-126)]] * 12, 0, 1)  # next to no curvature
+    @example([[(largest, 2.0**-126)]] * 12, 0, 1)  # almost no curvature
     @example([[(largest, 2.0**-126)], [(-largest, 2.0**-126)]] * 6, 0, 1)
     def check(batches, missing, count):
         theta = np.ones(1, dtype)

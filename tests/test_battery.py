@@ -1,4 +1,4 @@
-"""What every front end of linear models must pass, with every algorithm and precision that it takes."""
+"""Tests that every front end of linear models must pass, with every algorithm and precision that it supports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Y = (X.sum(axis=1) > 0).astype(int)
 
 
 class Estimator:
-    """A stream of minibatches through `partial_fit`."""
+    """Learn a stream of minibatches by `partial_fit`."""
 
     def __init__(self, make, folder, algorithm, dtype):
         self.make, self.dtype = make, dtype
@@ -45,7 +45,7 @@ class Estimator:
 
 
 class Stream(Estimator):
-    """The same one sample at a time, through `learn_one`."""
+    """Learn one sample at a time by `learn_one`."""
 
     def __init__(self, folder, algorithm, dtype):
         self.dtype, self.stream = dtype, LogisticRegression(columns=3, seed=0)
@@ -64,7 +64,7 @@ class Stream(Estimator):
 
 
 class File:
-    """Passes over a file: each is a process of its own that goes on from a model file."""
+    """Learn by passes over a file. Each call of `vsgd fit` resumes from a model file."""
 
     def __init__(self, folder, algorithm, dtype):
         self.data, self.model, self.dtype, self.passes = folder / "d.svm", folder / "m.npz", dtype, 0
@@ -109,7 +109,7 @@ CASES = {
 
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def begin(request, tmp_path_factory):
-    """Makes learners of one kind, each with a folder of its own."""
+    """Return a function that creates learners of one kind, each with its own folder."""
     front_end, *kind = request.param
     return lambda: front_end(tmp_path_factory.mktemp("learner"), *kind)
 
@@ -131,7 +131,7 @@ def test_resumes_to_the_bit(begin):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
 def test_a_row_that_is_not_finite_is_refused_and_the_next_is_learned_from(begin, bad):
-    """One row ended a stream."""
+    """A single invalid row must not end a stream."""
     learner, other = begin(), begin()
     damaged = X.copy()
     damaged[0, 1] = bad

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line in a separate process."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def interrupt(event, arguments):
 sys.addaudithook(interrupt)
 sys.exit(main(sys.argv[1:]))
 """
-"""Runs a command that presses Ctrl-C itself, when the fourth record is about to be stored."""
+"""Run a command that interrupts itself before it stores the fourth record."""
 
 
 def test_interrupted_work_is_resumed(tmp_path):

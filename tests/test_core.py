@@ -36,7 +36,7 @@ def test_an_outlier_is_more_than_two_standard_deviations_off_in_gradient_or_curv
 
 
 def test_rounding_is_not_an_outlier():
-    """A constant curvature leaves a variance of zero, or a little around it."""
+    """A constant curvature has a variance of zero up to rounding."""
     mean = Moments(grad=0.0, grad_sq=1.0, curv=2.0, curv_sq=4.0)
     for off in (1e-12, -1e-12, 1e-4):
         assert not core.is_outlier(mean, Moments(0.0, 1.0, 2.0 * (1 + off), 4.0), 2.0, 1e-6)

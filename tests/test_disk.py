@@ -1,4 +1,4 @@
-"""Records with a checksum, and folders that one process at a time writes to."""
+"""Records with a checksum, and locks of folders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_something_else_is_no_record(tmp_path, capsys, content):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_second_process_says_so(tmp_path):
+def test_second_process_raises_an_error(tmp_path):
     code = "import sys; from pathlib import Path; from vsgd.disk import only_writer\n"
     code += "with only_writer(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
     first = subprocess.Popen(

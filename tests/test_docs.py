@@ -48,7 +48,7 @@ def test_every_block_runs(page, tmp_path, monkeypatch):
     script.write_text(program(page))
     monkeypatch.chdir(tmp_path)
     names = runpy.run_path(str(script))
-    if page.name == "integrations.md":  # the examples of optax learn
+    if page.name == "integrations.md":  # the examples of optax must learn
         assert names["error"] < 0.1
         assert names["train_state"].step == 200
         assert names["last"] < 0.5 * names["first"]
@@ -61,7 +61,7 @@ def test_every_tutorial_runs(tutorial, tmp_path, monkeypatch):
     assert not any(cell["outputs"] for cell in cells), "outputs are made when the site is built"
     script = tmp_path / tutorial.with_suffix(".py").name
     lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
-    script.write_text("\n".join(line for line in lines if not line.startswith("%")))  # those are commands of notebooks
+    script.write_text("\n".join(line for line in lines if not line.startswith("%")))  # commands of notebooks
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script))
 

@@ -1,4 +1,4 @@
-"""What the figures must show, on the numbers behind them."""
+"""Claims of the figures, tested on their numbers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_figure_2_counting_is_above_every_fixed_rate(noise):
 
 @pytest.fixture(scope="module")
 def comparison_medians():
-    """Figure 6 in full: it takes seconds."""
+    """The results of the complete Figure 6, which take seconds."""
     request = Request()
     return comparison.final_medians({key: task() for key, task in comparison.FIGURE.parts(request).items()})
 
@@ -89,7 +89,7 @@ def test_drift_recovery_is_counted_from_the_jump():
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_draws_whatever_the_request(name):
+def test_every_figure_draws_for_every_request(name):
     request = Request(runs=3, updates=11, seed=5)
     figure = FIGURES[name]
     results = {part: task() for part, task in figure.parts(request).items()}

@@ -1,4 +1,4 @@
-"""`vsgd fit`, `predict` and `score` on files, good and bad."""
+"""`vsgd fit`, `predict` and `score` on valid and invalid files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SVMLIGHT_PIECES = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The same kinds of data as a user has: svmlight, CSV with numbers, names and text, gzipped or not."""
+    """Typical files: svmlight, and CSV with numbers, names and text, gzipped or not."""
     folder = tmp_path_factory.mktemp("files")
     dump_svmlight_file(*load_digits(return_X_y=True), str(folder / "digits.svm"), zero_based=False)
     with gzip.open(folder / "digits.svm.gz", "wb") as file:
@@ -63,7 +63,7 @@ def test_fit_score_and_predict_svmlight(folder, tmp_path, name):
     st.integers(1, 40),
 )
 def test_compiled_code_reads_lines_as_python_does(lines, block):
-    """Numbers of any length, blanks of any kind, comments and nonsense; and blocks that end anywhere."""
+    """Lines with numbers of any length, all kinds of blanks, comments and errors, in blocks of any size."""
     text = "\n".join(lines)
     expected = []
     for i, line in enumerate(text.split("\n"), start=1):
@@ -182,7 +182,7 @@ class TestBadInput:
         refuses("score", folder / "digits.svm", "--model", tmp_path / "m.npz", saying="version 99")
 
 
-def test_a_model_that_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_model_that_cannot_be_written_gives_one_line(tmp_path):
     data = tmp_path / "data.csv"
     data.write_text("x,y\n1,a\n2,b\n3,a\n")
     in_the_way = tmp_path / "file"

@@ -1,4 +1,4 @@
-"""Importing the package is light, and its parts depend on each other in one direction only."""
+"""Importing the package is fast, and its parts depend on each other in one direction only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_paper_runs_without_numpy_or_numba():
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules that a file imports, at the top or inside a function."""
+    """Return the modules that a file imports, at the top or inside functions."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
@@ -56,7 +56,7 @@ def test_arrows_of_import_point_one_way():
 
 
 def test_the_library_does_not_import_the_laboratory():
-    """`vsgd.cli` looks for it by name, and does without."""
+    """`vsgd.cli` finds it by name, and works without it."""
     importers = [path for path in PACKAGE.rglob("*.py") if any(m.startswith("vsgd_bench") for m in imports_of(path))]
     assert importers == []
 
@@ -72,7 +72,7 @@ def test_the_library_does_not_import_the_laboratory():
     ],
 )
 def test_a_missing_dependency_is_answered_by_the_extra_that_has_it(module, missing, extra):
-    """The dependency is hidden from a fresh interpreter, as if it were not installed."""
+    """A new interpreter cannot import the dependency, as if it were not installed."""
     code = f"""
 import sys
 

@@ -1,4 +1,4 @@
-"""Compiled functions: what they reach, and machine code on disk that is never stale and never needed."""
+"""Compiled functions: the functions they call, and the cache of machine code, which is never stale or required."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def machine_code(cache: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory) -> Path:
-    """A package, and a cache that has its machine code."""
+    """A package, and a cache with its machine code."""
     folder = tmp_path_factory.mktemp("warm")
     write_package(folder / "package")
     assert run(folder / "package", folder / "cache") == (CORRECT, "")
@@ -74,8 +74,8 @@ def test_a_second_process_compiles_nothing(package, cache):
     assert machine_code(cache) == before
 
 
-def test_whatever_machine_code_depends_on_compiles_anew(tmp_path):
-    """All of it is in a file whose change numba does not notice."""
+def test_change_of_any_dependency_compiles_again(tmp_path):
+    """The changes are in a file that numba does not check."""
     package, cache = write_package(tmp_path / "package"), tmp_path / "cache"
     code = "print(jit.cached_jit(tiny.combine)(*arguments) == tiny.combine(*arguments))"
     assert run(package, cache, code) == ("True\n", "")
@@ -93,7 +93,7 @@ def test_whatever_machine_code_depends_on_compiles_anew(tmp_path):
 
 
 def test_other_constants_of_a_closure_are_another_function(package, tmp_path):
-    """Two processes compile one each, and the third loads both."""
+    """Two processes compile one function each, and the third loads both."""
     for factors in ("2.0,", "3.0,", "2.0, 3.0"):
         code = f"print([jit.cached_jit(tiny.scaled_by(factor))(10.0) for factor in ({factors})])"
         wanted = [10 * float(factor) for factor in factors.split(",") if factor]
@@ -171,7 +171,7 @@ with locked(pathlib.Path({str(folder)!r})):
 
 
 def test_a_process_waits_for_another_that_compiles_the_same(package, tmp_path):
-    """Of four that start together, one compiles each type of arguments."""
+    """Of four processes that start together, one compiles each type of arguments."""
     code = """
 dispatchers = []
 caching = jit.caching
@@ -199,7 +199,7 @@ with ThreadPoolExecutor(4) as pool:
 
 
 def test_machine_code_of_other_types_is_not_run(package, cache):
-    """It may be there if somebody has copied files, and sealed them."""
+    """Machine code of other types may be there if files were copied together with their checksums."""
     assert run(package, cache, INTEGERS) == (CORRECT, "")
     first, second = sorted(cache.rglob("*.nbc"))
     content = first.read_bytes()
@@ -224,8 +224,8 @@ def test_a_full_disk_does_not_stop_the_work(package, tmp_path):
     assert machine_code(tmp_path)
 
 
-def test_other_types_of_arguments_are_kept_too_and_may_meet_a_full_disk(package, cache):
-    """Of integers, after floats."""
+def test_other_types_of_arguments_are_cached_and_survive_a_full_disk(package, cache):
+    """Call a kernel with integers after floats."""
     again = "\nprint(jit.cached_jit(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))"
     limit = "\nimport resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
     assert run(package, cache, COMBINE + again) == (CORRECT * 2, "")
@@ -241,7 +241,7 @@ def test_a_cache_that_cannot_be_made_is_done_without(package, tmp_path):
 
 
 def test_numba_does_not_fall_back_on_a_folder_of_its_own(package, cache):
-    """It would not be named after the text."""
+    """The name of such a folder would not depend on the source."""
     (folder,) = {file.parent for file in jit.machine_code(cache)}
     shutil.rmtree(folder)
     folder.write_text("a file, not a folder")
@@ -250,7 +250,7 @@ def test_numba_does_not_fall_back_on_a_folder_of_its_own(package, cache):
 
 
 def assert_is_not_used(package, cache):
-    """What is in the cache would be loaded without a word."""
+    """Check that the kernel is compiled: loading it from the cache would print no message."""
     out, err = run(package, cache, AT_ONCE + COMBINE)
     assert out == CORRECT
     assert "the result cannot be kept" in err
@@ -258,7 +258,7 @@ def assert_is_not_used(package, cache):
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
 def test_a_folder_that_others_can_write_is_not_used(package, cache, mode):
-    """Else they could have their code run."""
+    """Otherwise other users could have their code executed."""
     (cache / "vsgd").chmod(mode)
     before = machine_code(cache)
     assert_is_not_used(package, cache)
@@ -296,7 +296,7 @@ def test_a_long_compilation_is_announced(package, tmp_path):
     assert err.count("\n") == 1
 
 
-def test_an_interrupted_compilation_is_begun_anew(package, tmp_path):
+def test_interrupted_compilation_is_repeated(package, tmp_path):
     code = """
 import sys
 def interrupt(frame, event, argument):

@@ -1,4 +1,4 @@
-"""Inputs without end, and inputs that are small on disk and large in memory: refused, or read in bounded memory."""
+"""Endless inputs, and inputs that are small on disk and large in memory, are rejected or read in bounded memory."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class TestLongLines:
         refuses("fit", tmp_path / "d.csv", *words, saying="line 4: a target of 2000 characters")
 
     def test_decompression_bombs(self, given, tmp_path):
-        """Gzipped files of a quarter of a gigabyte in one line."""
+        """Gzipped files with one line of a quarter of a gigabyte."""
         for name, start, piece in (("d.csv.gz", b"a,y\n1,p\n", b"a"), ("d.svm.gz", b"1 1:1\n2 2:1\n", b"1:1 ")):
             with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
                 file.write(start)
@@ -200,7 +200,7 @@ class TestParquetBombs:
         assert [row[1] for row in rows] == [x or "" for x in table["b"].to_pylist()]
 
     def test_a_damaged_footer_is_an_error(self, tmp_path):
-        """pyarrow's own metadata end the process for some of these."""
+        """pyarrow crashes on the metadata of some of these files."""
         path = tmp_path / "d.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"a": ["x", "y"], "b": [1.0, 2.0]}), path)
         content = path.read_bytes()
@@ -242,8 +242,8 @@ class TestModelFiles:
         model = self.pack(tmp_path / "m.npz", header, arrays)
         refuses("predict", given / "d.svm", "--model", model, saying="as classes")
 
-    def test_classes_are_told_apart_in_linear_time(self):
-        """A quadratic search takes minutes."""
+    def test_classes_are_compared_in_linear_time(self):
+        """A search in quadratic time would take minutes."""
         assert classes_of(map(str, range(100_000))) == [*map(str, range(100_000))]
 
     @pytest.mark.parametrize("columns", [10**8, 2**32 - 2])
@@ -302,7 +302,7 @@ sys.exit(main(sys.argv[6:] or ["fit", sys.argv[3], "--model", sys.argv[4], "--pa
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_out_of_memory_is_one_line(given, tmp_path):
-    """A model of 480 MB where 128 MB are left."""
+    """A model of 480 MB with 128 MB of memory left."""
     (tmp_path / "wide.svm").write_text("1 1:1\n2 3999999:1\n")
     words = [given / "d.svm", tmp_path / "small.npz", tmp_path / "wide.svm", tmp_path / "large.npz", 1 << 27]
     result = subprocess.run(

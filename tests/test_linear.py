@@ -1,4 +1,4 @@
-"""The kernel on sparse rows equals the paper as scalar loops; sparse equals dense; threads change nothing."""
+"""The kernel for sparse rows equals the scalar reference, sparse equals dense, and threads do not change results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def dot(a: list[float], b: list[float]) -> float:
 
 
 def scalar_loops(X, y, batch_size: int, epochs: int, loss: int) -> list[reference.Coordinate]:
-    """Rows of a dense matrix through one `reference.Coordinate` per column and one for the intercept."""
+    """Train on the rows of a dense matrix with one `reference.Coordinate` per column and one for the intercept."""
     coordinates = [reference.Coordinate(0.0) for _ in range(X.shape[1] + 1)]
     rows = [[*map(float, row), 1.0] for row in X]
     for _ in range(epochs):
@@ -209,7 +209,7 @@ def test_threads_share_the_classes(text_like):
 
 @pytest.mark.parametrize("options", [PAPER, COLUMNS], ids=["paper", "columns"])
 def test_learning_rates_are_those_of_the_algorithm(text_like, options):
-    """A column that has shown nothing yet has rate 0; the others have the rate of one more sample."""
+    """A column without samples has rate 0; the others have the rate of one more sample."""
     X, y = text_like
     X = sparse.hstack([X, sparse.csr_matrix((X.shape[0], 1))]).tocsr()
     model = trained(X, np.where(y == 0, 1.0, -1.0), options=options, loss=CLASSIFICATION["log_loss"])
@@ -232,7 +232,7 @@ def packed_divisions(dispatcher) -> int:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="counts instructions of this processor")
 def test_several_coordinates_are_updated_at_a_time(text_like):
-    """The four divisions of an update are packed ones; so is that of a mean, and those of the penalty."""
+    """The divisions of an update, of a mean and of the penalty are vectorized."""
     X, y = text_like
     rows, task = as_rows(X), Task(CLASSIFICATION["log_loss"])
     model, work = new_model(X.shape[1] + 1, 1, task, COLUMNS, 0), workspace(rows, X.shape[1] + 1, 1, 32)
@@ -257,7 +257,7 @@ def test_a_column_without_entries_is_left_alone(text_like):
 @pytest.mark.parametrize("batch_size", [1, 32])
 @pytest.mark.parametrize("loss", [*CLASSIFICATION, *REGRESSION])
 def test_the_scale_of_columns_and_loss_does_not_matter(text_like, loss, batch_size):
-    """Powers of two change no rounding, so that nothing at all may change but the units."""
+    """Powers of two do not change rounding, so only the units may change."""
     X, labels = text_like
     y = np.where(labels == 0, 1.0, -1.0) if loss in CLASSIFICATION else labels + 1
     scale = 2.0 ** np.random.default_rng(3).integers(-13, 14, X.shape[1])
@@ -293,7 +293,7 @@ def test_the_first_steps_of_a_row_do_not_pass_its_optimum(entries):
 
 @pytest.mark.parametrize("weights", [[1.0, 1.0], [1.0, 3.0], [3.0, 1.0]])
 def test_no_row_is_taken_to_be_much_flatter_than_the_others(weights):
-    """The first row is classified surely, so that it has no curvature worth the name. Columns are theirs alone."""
+    """The first row is classified with confidence, so it has almost no curvature. Rows share no columns."""
     task = Task(CLASSIFICATION["log_loss"], intercept=False)
     model = new_model(2, 1, task, COLUMNS, 0)
     model.table[0, THETA], model.table[0, COLUMN_MAX] = 20.0, 1.0
@@ -313,7 +313,7 @@ def test_slopes_are_the_derivatives_of_the_losses(loss, target):
 
 @settings(max_examples=50, deadline=None)
 @given(csr_matrices(), st.randoms(use_true_random=False))
-def test_weights_are_multiplicities_whatever_the_order(X, random):
+def test_weights_are_multiplicities_in_any_order(X, random):
     X = sparse.csr_matrix(X.toarray())
     y = (np.arange(X.shape[0]) % 2).astype(float)
     weights = np.array([float(random.randint(0, 3)) for _ in y])
@@ -327,7 +327,7 @@ def test_weights_are_multiplicities_whatever_the_order(X, random):
 
 
 class TestPatience:
-    def test_a_noisy_loss_that_falls_goes_on(self):
+    def test_training_continues_while_a_noisy_loss_falls(self):
         rng = np.random.default_rng(0)
         patience = Patience(tol=1e-3, patience=5)
         losses = 1 + np.exp(-np.arange(60) / 30) + 0.01 * rng.standard_normal(60)
@@ -344,7 +344,7 @@ class TestPatience:
 
 
 class TestPenalty:
-    """Against the optimum in closed form: least squares on rows that have one non-zero element each."""
+    """The optimum has a closed form: least squares on rows with one non-zero element each."""
 
     rng = np.random.default_rng(0)
     columns = rng.choice(5, 3000, p=[0.5, 0.3, 0.1, 0.08, 0.02])

@@ -1,4 +1,4 @@
-"""Models that learned from different rows, merged: weights, statistics, errors, files and processes."""
+"""Merging models that were trained on different rows: weights, statistics, errors, files and processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_coordinate_is_weighted_by_count_and_curvature():
 
 
 def test_parabolas_merge_into_their_sum():
-    """Least squares on one column: the minimum of the whole is found from the minima of the parts."""
+    """Least squares on one column: merging the minima of the parts gives the minimum of the whole."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=40), rng.normal(size=40)
     parts = [slice(0, 10), slice(10, 40)]
@@ -110,7 +110,7 @@ def test_models_that_differ_in_their_centers_alone_predict_the_same_when_merged(
 
 @pytest.mark.parametrize("options", [COLUMNS, PAPER])
 @pytest.mark.parametrize("average", [False, True])
-def test_a_merged_model_is_complete_and_goes_on_learning(options, average):
+def test_merged_model_is_complete_and_can_be_trained(options, average):
     X, y = load_breast_cancer(return_X_y=True)
     X = (X - X.mean(axis=0)) / X.std(axis=0)
     parts = [(X[i::3], y[i::3]) for i in range(3)]
@@ -138,7 +138,7 @@ def test_a_power_of_two_in_a_column_changes_nothing():
 
 
 def test_values_much_larger_in_one_part_decide():
-    """A constant behind a running scaler is rounding noise at first: curvature keeps its coefficient out."""
+    """A constant column after a running scaler is rounding noise at first. Its coefficient gets almost no weight."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(200, 1)), rng.normal(size=200)
     noise = VSGDRegressor(random_state=0).partial_fit(x * 1e-12, y)
@@ -170,7 +170,7 @@ def test_a_part_of_rows_without_weight_is_passed_over():
         fit_parts(estimator, [(X[y == 0], y[y == 0])], classes=[0, 1])
 
 
-def test_labels_keep_their_type_whatever_parts_there_are():
+def test_labels_keep_their_type_with_empty_parts():
     X, y = load_breast_cancer(return_X_y=True)
     model = fit_parts(VSGDClassifier(random_state=0), [(X.tolist(), y.tolist()), (X[:0], [])])
     assert model.predict(X[:2]).dtype == y.dtype
@@ -275,7 +275,7 @@ def test_merged_files_score_better_than_each_and_go_on(tmp_path):
     assert equal(found.model, merge([part.model for part in parts]))
     assert found.schema.means == pytest.approx(np.mean([part.schema.means for part in parts], axis=0))
     assert found.passes == 1
-    # the second round: each goes on from the merged model, and what it had seen counts once
+    # the second round: each continues from the merged model, whose rows are counted once
     content = out.read_bytes()
     for path, model in zip(paths, models, strict=True):
         model.write_bytes(content)
@@ -318,7 +318,7 @@ def test_models_of_other_files_are_refused_and_nothing_is_written(tmp_path):
 
 
 def by_hand(sources, start, jobs, passes):
-    """The same rounds, one part after the other in this process."""
+    """Run the rounds one part after the other in this process."""
     trained = start
     for _ in range(passes):
         learned: list[Passed] = []
@@ -339,7 +339,7 @@ def test_jobs_learn_side_by_side_as_they_would_one_after_the_other(tmp_path, wri
     assert found.passes == 2
     start = found._replace(passes=0, model=load_untrained(found))
     assert equal(found.model, by_hand([Source(path, False) for path in paths], start, 2, 2).model)
-    if write is write_parts:  # processes start anew, so once is enough
+    if write is write_parts:  # a new process compiles again, so one case is enough
         succeeds("fit", *paths, "--model", out, "--passes", 3, "--jobs", 2, "--resume")
         assert equal(arrays_of(out), by_hand([Source(path, False) for path in paths], start, 2, 3).model)
 
@@ -389,7 +389,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
 
 
 def test_an_error_in_a_process_ends_them_all(tmp_path, monkeypatch):
-    """A part that changes after it was scanned; nothing is written, no process is left."""
+    """A part that changes after the scan: no file is written, and no process remains."""
     import multiprocessing
 
     from vsgd.files import commands

@@ -1,4 +1,4 @@
-"""Model files that are damaged, crafted or of other settings: refused in one line, nothing half-loaded."""
+"""Damaged, crafted or incompatible model files are rejected with one line."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def given(tmp_path_factory):
 
 
 def unpacked(path):
-    """Header and arrays."""
+    """Return header and arrays of a model file."""
     with np.load(path) as file:
         arrays = dict(file)
     return json.loads(arrays.pop("header").tobytes()), arrays
 
 
 def pack(path, header, arrays):
-    """Write a model file with a right checksum, whatever is in it."""
+    """Write a model file with a correct checksum and any content."""
     header = {name: value for name, value in header.items() if name != "sha256"}
     digest = storage.digest(header, arrays)
     text = np.frombuffer(json.dumps({**header, "sha256": digest}).encode(), np.uint8)
@@ -40,7 +40,7 @@ def pack(path, header, arrays):
 
 
 def refused(given, path, saying=""):
-    """By every command that reads a model."""
+    """Check that every command that reads a model rejects it."""
     content = path.read_bytes()
     refuses("predict", given / "d.svm", "--model", path, saying=saying)
     refuses("score", given / "d.svm", "--model", path, saying=saying)
@@ -72,7 +72,7 @@ def refused(given, path, saying=""):
     ],
 )
 def test_an_array_of_another_shape_or_type(given, tmp_path, key, change):
-    """C3: `--resume` wrote out of bounds."""
+    """`--resume` must not write out of bounds."""
     header, arrays = unpacked(given / "m.npz")
     arrays[key] = change(arrays[key])
     pack(tmp_path / "m.npz", header, arrays)
@@ -146,7 +146,7 @@ def rewritten(given, path, compression=zipfile.ZIP_STORED, change=lambda name, d
 
 class TestHostileArchives:
     def test_compressed(self, given, tmp_path):
-        """A megabyte of zip may be a gigabyte of zeros; we never compress."""
+        """A compressed megabyte may contain a gigabyte of zeros. Model files are not compressed."""
 
         def change(name, data):
             return data + bytes(50_000_000) if name == "table.npy" else data
@@ -156,7 +156,7 @@ class TestHostileArchives:
 
     def test_encrypted_or_of_another_version(self, given, tmp_path):
         content = (given / "m.npz").read_bytes()
-        for offset, value in ((6, 1), (4, 99)):  # in the local headers, and two further on in the directory
+        for offset, value in ((6, 1), (4, 99)):  # in the local headers, and two bytes later in the central directory
             damaged = bytearray(content)
             at = -1
             while (at := damaged.find(b"PK\x03\x04", at + 1)) >= 0:
@@ -237,7 +237,7 @@ class TestResume:
         assert "--batch-size 3 instead of 16" in line
         assert "--seed 7 instead of 0" in line
 
-    def test_what_is_not_said_is_what_it_was(self, tmp_path):
+    def test_resume_keeps_settings_that_are_not_given(self, tmp_path):
         own = ["--batch-size", 3, "--seed", 7, "--loss", "hinge", "--columns", "a=category", "--hash-bits", 9]
         again = self.begun(tmp_path, *own)
         succeeds(*again)
@@ -247,8 +247,8 @@ class TestResume:
         succeeds("fit", data, "--target", "y", "--model", tmp_path / "n.npz", *own, "--passes", 2)
         assert (tmp_path / "n.npz").read_bytes() == (tmp_path / "m.npz").read_bytes()
 
-    def test_the_same_command_goes_on(self, given, tmp_path):
-        """Also with options that svmlight has no use for."""
+    def test_same_command_with_resume_continues(self, given, tmp_path):
+        """Options that do not apply to svmlight are included."""
         words = ["fit", given / "d.svm", "--model", tmp_path / "m.npz", "--hash-bits", 9, "--target", "y", "--seed", 3]
         succeeds(*words, "--passes", 1)
         succeeds(*words, "--passes", 2, "--resume")

@@ -1,4 +1,4 @@
-"""Where commands write: whole files, links, devices, pipes; and where they read from a pipe."""
+"""Outputs of commands: complete files, links, devices and pipes. Inputs from pipes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*words, **options):
 
 
 def private_device(path, minor):
-    """A node like /dev/null (3) or /dev/full (7), which as root a mistake in the code under test would replace."""
+    """Create a copy of /dev/null (3) or /dev/full (7), since code with an error could replace the original as root."""
     try:
         os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
     except OSError:
@@ -132,7 +132,7 @@ class TestPlaces:
             os.umask(before)
 
     def test_a_full_disk_leaves_what_was_there(self, given, tmp_path):
-        """A limit on the size of files stands for a full disk."""
+        """A limit on the size of files simulates a full disk."""
         out = tmp_path / "out"
         out.write_text("before")
         limited = "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
@@ -181,7 +181,7 @@ class TestPlaces:
 
 
 class TestStandardOutput:
-    """`link` stands for /dev/stdout, for the same reason."""
+    """`link` simulates /dev/stdout."""
 
     @pytest.mark.parametrize("out", [None, "-", "link to link"])
     def test_by_any_name(self, given, tmp_path, monkeypatch, out):
@@ -230,7 +230,7 @@ class TestStandardOutput:
 
 
 class TestPipesToRead:
-    """H2."""
+    """`predict` and `score` read data and models from pipes."""
 
     def test_standard_input(self, given):
         data = (given / "d.svm").read_bytes()
@@ -252,7 +252,7 @@ class TestPipesToRead:
         assert succeeds("predict", pipe, "--model", given / "m.npz") == told(given)
         writer.join(timeout=600)
 
-    def test_fit_reads_several_times_and_says_so_at_once(self, given, tmp_path):
+    def test_fit_rejects_a_pipe_immediately(self, given, tmp_path):
         pipe = tmp_path / "pipe.svm"
         os.mkfifo(pipe)
         for name in (pipe, "-"):
@@ -264,7 +264,7 @@ class TestPipesToRead:
         assert b"no rows" in result.stderr
 
 
-def test_messages_are_one_line_whatever_is_in_them(tmp_path):
+def test_messages_are_always_one_line(tmp_path):
     (tmp_path / "d\n2.svm").write_text("1 1:x\n")
     refuses("fit", tmp_path / "d\n2.svm", "--model", tmp_path / "m.npz", saying="d\\n2.svm")
     refuses("fit", tmp_path / "a\nb", "--model", tmp_path / "m.npz", "--seed", "1\n2")

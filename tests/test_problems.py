@@ -1,4 +1,4 @@
-"""Closed forms against the samples they are expectations of."""
+"""Closed forms of expected losses, compared with means over samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of source: prose and formatting do not count, and neither does what a run cannot reach."""
+"""Digests of source do not depend on docstrings, comments, formatting, or code that a run does not use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOURCE = Path(vsgd.__file__).parents[1]
 
 
 class TestModules:
-    """The digest of the library."""
+    """Digest of the library."""
 
     MODULES = ("vsgd.algorithms.paper",)
 
@@ -91,7 +91,7 @@ def rate(x: float) -> float:
             ("memory: float = ", "memory = 0 + "),
         ],
     )
-    def test_whatever_is_executed_changes_it(self, tmp_path, old, new):
+    def test_any_change_of_executed_code_changes_the_digest(self, tmp_path, old, new):
         assert old in self.ORIGINAL
         before = self.digest(self.write(tmp_path / "a", self.ORIGINAL))
         assert self.digest(self.write(tmp_path / "b", self.ORIGINAL.replace(old, new))) != before
@@ -108,7 +108,7 @@ class TestStoredRuns:
 
     @pytest.fixture
     def edited(self, tmp_path):
-        """A function that copies the source, edits the files of some patterns, and finds the modules of the copy."""
+        """Return a function that copies the source, edits files that match patterns, and finds modules of the copy."""
 
         def edit(change, *patterns):
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -128,7 +128,7 @@ class TestStoredRuns:
 
     @staticmethod
     def defining(name):
-        """A change that adds a definition, or replaces that of the same name."""
+        """Return an edit that adds a definition, or replaces the one with the same name."""
         return lambda text: text + f"\n\ndef {name}(*_):\n    return 1\n"
 
     def of_library(self, find=installed):

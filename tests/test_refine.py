@@ -1,4 +1,4 @@
-"""The coordinate descent that ends a fit with an L1 penalty, against the solvers of scikit-learn."""
+"""The coordinate descent at the end of a fit with an L1 penalty, compared with solvers of scikit-learn."""
 
 import numpy as np
 import pytest

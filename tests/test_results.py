@@ -1,4 +1,4 @@
-"""Files of stored runs: complete or absent, shared by processes, readable as far as they are intact."""
+"""Files of stored runs are written atomically, shared by processes, and readable up to damaged parts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_two_processes_lose_no_run(tmp_path):
     ],
     ids=["cut in half", "no checksum", "zeros inside", "garbage behind", "changed number", "empty", "no gzip file"],
 )
-def test_the_intact_runs_of_a_damaged_file_are_used_and_one_line_says_so(tmp_path, capsys, damage, readable):
+def test_intact_runs_of_a_damaged_file_are_used_with_one_message(tmp_path, capsys, damage, readable):
     path = saved(tmp_path / "runs.jsonl.gz")
     path.write_bytes(damage(path.read_bytes()))
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Orthogonal reweighting: eq. 5, its two limits, and the count that goes with them."""
+"""Orthogonal reweighting: eq. 5, its two limits, and the effective count."""
 
 from __future__ import annotations
 

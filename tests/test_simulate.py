@@ -1,4 +1,4 @@
-"""The simulator: equal to the reference, to itself in NumPy, and to what is known of its problems."""
+"""The simulator equals the reference, its NumPy version, and known properties of the problems."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_fused_equals_vectorized(algorithm):
             np.testing.assert_allclose(fused.rate, arrays.rate, rtol=1e-9, atol=1e-12)
 
 
-def test_a_run_is_the_same_whatever_the_number_of_runs_and_threads():
+def test_run_does_not_depend_on_number_of_runs_and_threads():
     problem, checkpoints = Elementary("gauss", 1.0, 1.0), powers_of_two(64)
     many = simulate(problem, vsgd_fd(), draw_noise(0, range(20), 64, 10), checkpoints).theta
     few = simulate(problem, vsgd_fd(), draw_noise(0, range(7, 9), 64, 10), checkpoints).theta
@@ -96,7 +96,7 @@ def test_divergence_is_infinite_not_a_crash():
 
 
 def test_nothing_beats_the_oracle_on_quad():
-    """Eq. 1 is optimal, so in the mean over many runs no other rate does better."""
+    """Eq. 1 is optimal, so no other rate is better in the mean over many runs."""
     problem, updates = Elementary("quad", 1.0, 1.0), 256
     noise = draw_noise(0, range(2000), updates, 1)
 

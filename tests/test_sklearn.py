@@ -1,4 +1,4 @@
-"""The estimators at work: real data, pipelines, weights, streams, and what they say to bad input."""
+"""The estimators on real data, in pipelines, with weights, on streams, and with invalid input."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_exponential_links_on_unscaled_columns(loss):
 
 
 def noisy_text(seed):
-    """Rows of words that say nothing about the target, one in eleven positive."""
+    """Rows of words that are independent of the target; one row in eleven is positive."""
     rng = np.random.default_rng(seed)
     X = sparse.csr_matrix((np.ones(120_000), (3000 ** rng.random(120_000)).astype(int) - 1, np.arange(0, 120_001, 40)))
     X.sum_duplicates()
@@ -142,7 +142,7 @@ def test_arguments_of_a_schedule_are_refused_with_a_reason(estimator, name):
 
 
 def test_sgd_arguments_are_accepted():
-    """All but those of losses that the classifier does not have, and those of a schedule."""
+    """Return the parameters except those of losses that the classifier does not have, and of schedules."""
     theirs = set(SGDClassifier().get_params()) - {"epsilon", "learning_rate", "eta0", "power_t"}
     assert theirs <= set(VSGDClassifier().get_params())
     theirs = set(SGDRegressor().get_params()) - {"learning_rate", "eta0", "power_t"}
@@ -225,7 +225,7 @@ def test_class_weights_are_sample_weights(cancer):
     np.testing.assert_array_equal(by_class.coef_, by_sample.coef_)
 
 
-def test_warm_start_goes_on(cancer):
+def test_warm_start_continues(cancer):
     X, _, y, _ = cancer
     model = VSGDClassifier(max_iter=2, tol=None, warm_start=True, random_state=0).fit(X, y)
     first = model.loss_curve_[0]
@@ -255,7 +255,7 @@ def test_averaging_may_begin_later(cancer):
     assert not np.array_equal(model.coef_[0], model.model_.table[:-1, 0, 0])
 
 
-def test_says_so_when_it_did_not_converge(cancer):
+def test_warns_if_not_converged(cancer):
     X, _, y, _ = cancer
     with pytest.warns(ConvergenceWarning, match="max_iter=2"):
         VSGDClassifier(max_iter=2).fit(X, y)
@@ -292,7 +292,7 @@ def test_l2_settles_where_the_batch_solver_does(cancer):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_of_enormous_leverage_have_their_say(seed):
-    """Squared error: three rows decide where the coefficient of a column settles, and the others want another."""
+    """Squared error: three rows determine the coefficient of a column, although the other rows differ."""
     rng = np.random.default_rng(seed)
     crowd = np.exp(0.3 * rng.standard_normal(4000))
     crowd[rng.choice(4000, 3, replace=False)] = [30, 100, 300]
@@ -317,7 +317,7 @@ class TestStream:
         np.testing.assert_allclose(model.coef_, [[-1, 1, 0.5]], atol=0.15)
 
     def test_a_column_of_rounding_errors_may_become_a_number(self):
-        """What a running StandardScaler makes of a constant column that begins to vary."""
+        """The output of a running StandardScaler for a constant column that begins to vary."""
         rng = np.random.default_rng(0)
         X = rng.standard_normal((3000, 2))
         y = (X.sum(axis=1) > 0) * 1

@@ -1,4 +1,4 @@
-"""Every common check of scikit-learn, the equivalence of weights and repetitions included."""
+"""All common checks of scikit-learn, including the equivalence of weights and repetitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored results of `vsgd figures`: damaged ones are computed again, and two processes do not mix theirs."""
+"""Stored results of `vsgd figures`: damaged ones are computed again, and two processes do not interfere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators that outlive bad rows, interrupts and odd parameters: all of a step, or nothing of it."""
+"""After invalid rows, interrupts and invalid parameters, a call has either completed or changed nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def begun(model=VSGDClassifier, **parameters):
 
 
 def state(estimator):
-    """All that fitting sets, as plain values."""
+    """Return all attributes that fitting sets, as plain values."""
     return copy.deepcopy(vars(estimator))
 
 
@@ -38,10 +38,10 @@ def assert_same(before, after):
 
 
 class TestABadRow:
-    """One row of 1e200 ended a stream. `test_battery.py` has such rows for every front end."""
+    """A row of 1e200 must not end a stream. `test_battery.py` tests such rows for every front end."""
 
     def test_an_overflow_that_nobody_foresaw(self):
-        """Weights, targets and values each within bounds, their product not."""
+        """Weights, targets and values are within bounds, but their product is not."""
         estimator = begun(VSGDRegressor)
         before = state(estimator)
         with pytest.raises(ValueError, match="too large"):
@@ -87,7 +87,7 @@ class TestABadRow:
 class TestInterrupts:
     @pytest.mark.parametrize("average", [False, True])
     def test_attributes_stay_in_step(self, average):
-        """After Ctrl-C `model_` had moved and `coef_` had not."""
+        """After Ctrl-C, `model_` and `coef_` must agree."""
         estimator = begun(average=average)
         lines = count_lines(lambda: begun(average=average))
         interrupted = 0
@@ -102,7 +102,7 @@ class TestInterrupts:
         assert interrupted > 10
 
     def test_the_model_is_replaced_not_changed(self):
-        """So that whoever copies or predicts meanwhile sees one state."""
+        """Another thread that copies or predicts must see one state."""
         estimator = begun()
         model, table = estimator.model_, estimator.model_.table.copy()
         estimator.partial_fit(X, Y)
@@ -110,8 +110,8 @@ class TestInterrupts:
         assert not np.array_equal(estimator.model_.table, table)
 
 
-def test_a_model_from_a_file_in_memory_goes_on_learning(tmp_path):
-    """joblib's mmap_mode: a numba TypingError of pages."""
+def test_memory_mapped_model_can_be_trained_further(tmp_path):
+    """Models loaded with joblib's mmap_mode must not raise a numba TypingError."""
     joblib.dump(begun(), tmp_path / "m")
     loaded = joblib.load(tmp_path / "m", mmap_mode="r").partial_fit(X, Y)
     np.testing.assert_array_equal(loaded.coef_, begun().partial_fit(X, Y).coef_)
@@ -134,7 +134,7 @@ def test_a_model_from_a_file_in_memory_goes_on_learning(tmp_path):
     ],
 )
 def test_parameters_that_are_not_finite_or_negative(parameters):
-    """They were taken for 0, or for nothing."""
+    """They must not be interpreted as 0 or ignored."""
     with pytest.raises((ValueError, TypeError), match=next(iter(parameters))):
         VSGDClassifier(**parameters).fit(X, Y)
 
@@ -146,7 +146,7 @@ def test_epsilon(parameters):
 
 
 def test_threads_are_no_more_than_cores():
-    """n_jobs=5000 started thousands."""
+    """n_jobs=5000 must not start thousands of threads."""
     assert begun(n_jobs=5000)._training().threads <= joblib.cpu_count()
 
 

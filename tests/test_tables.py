@@ -1,4 +1,4 @@
-"""CSV, Parquet and svmlight as users have them: missing cells, odd names, odd labels, any width and length."""
+"""CSV, Parquet and svmlight files with missing cells, unusual names and labels, and any width and length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_csv(path, names, rows):
 
 
 def two_columns(rows, seed=0):
-    """Numbers whose sum decides between two labels."""
+    """Write numbers, and a label that depends on their sum."""
     X = np.random.default_rng(seed).standard_normal((rows, 2)).round(3)
     return [[a, b, "yes" if a + b > 0 else "no"] for a, b in X.tolist()]
 
@@ -56,7 +56,7 @@ class TestSchema:
     @pytest.mark.parametrize("cell", ["NA", "nan", "NaN", "", "null", " NA "])
     @pytest.mark.parametrize("row", [3, 1500])
     def test_a_missing_cell_does_not_change_the_kind_of_a_column(self, tmp_path, cell, row):
-        """One NA among the first rows turned numbers into categories, and after them was an error."""
+        """An NA among the first rows must not turn numbers into categories, and a later one is not an error."""
         rows = two_columns(2000)
         rows[row][0] = cell
         data = write_csv(tmp_path / "d.csv", ["a", "b", "y"], rows)
@@ -116,7 +116,7 @@ class TestNames:
         assert load(tmp_path / "m.npz").classes == ["-1", "1"]
 
     def test_a_name_that_stands_twice(self, tmp_path):
-        """The last one won, silently."""
+        """The last column must not silently replace the others."""
         data = write_csv(tmp_path / "d.csv", ["a", "a", "y"], [[1, 2, 0], [2, 3, 1]])
         refuses("fit", data, "--target", "y", "--model", tmp_path / "m.npz", saying="two columns named 'a'")
         arrays = [pyarrow.array([1, 2])] * 3
@@ -124,7 +124,7 @@ class TestNames:
         words = ["--target", "y", "--model", tmp_path / "m.npz"]
         refuses("fit", tmp_path / "d.parquet", *words, saying="two columns named 'a'")
 
-    def test_utf_8_whatever_the_locale(self, tmp_path, monkeypatch):
+    def test_utf_8_in_any_locale(self, tmp_path, monkeypatch):
         monkeypatch.setattr("locale.getencoding", lambda: "ISO-8859-1")
         data = write_csv(tmp_path / "d.csv", ["größe", "y"], [[1, "ü"], [2, "é"]] * 5)
         fit(data, tmp_path)
@@ -134,7 +134,7 @@ class TestNames:
 class TestTargets:
     @pytest.mark.parametrize("bad", ["nan", "inf", "1e160", "", "NA", "six"])
     def test_a_target_that_is_no_usable_number_is_a_bad_row(self, tmp_path, bad):
-        """The model was NaN, and saved."""
+        """A model with NaN must not be saved."""
         rows = [[i, 2 * i] for i in range(20)]
         rows[4][1] = bad
         data = write_csv(tmp_path / "d.csv", ["a", "y"], rows)
@@ -179,7 +179,7 @@ class TestTargets:
         assert succeeds("predict", data, "--model", tmp_path / "m.npz").split()[:2] == ["007", "010"]
 
     def test_a_label_with_a_newline_is_quoted(self, tmp_path):
-        """308 lines for 200 rows."""
+        """The predictions must be valid CSV with one record per row."""
         rows = [[1, "two\nlines"], [-1, 'a "quoted", one']] * 20
         data = write_csv(tmp_path / "d.csv", ["a", "y"], rows)
         fit(data, tmp_path)
@@ -195,7 +195,7 @@ class TestTargets:
 
 class TestSvmlight:
     def test_targets_may_be_left_out_at_predict(self, tmp_path):
-        """The first element was taken for the target."""
+        """The first element must not be read as the target."""
         rng = np.random.default_rng(0)
         X = rng.standard_normal((200, 3)).round(4).tolist()
         elements = [" ".join(f"{j}:{x}" for j, x in enumerate(row, start=1)) for row in X]
@@ -210,7 +210,7 @@ class TestSvmlight:
         refuses("fit", without, "--model", tmp_path / "n.npz", saying="line 1: no target")
 
     def test_a_table_given_to_a_model_of_svmlight(self, tmp_path):
-        """Three predictions for two rows."""
+        """Files of the wrong format must not give predictions."""
         (tmp_path / "d.svm").write_text("1 1:1\n2 2:1\n")
         succeeds("fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz")
         (tmp_path / "d.csv").write_text("a,b\n1,2\n3,4\n")
@@ -229,7 +229,7 @@ class TestSvmlight:
         refuses("fit", tmp_path / "d.svm", "--model", tmp_path / "m.npz", saying="GB")
 
     def test_a_long_line_is_not_copied_for_every_block(self):
-        """H3: 400 MB in one line had not been read after two minutes. Copied for every block, these are 60 GB."""
+        """A line of 400 MB must be read in linear time. Copying it for every block would copy 60 GB."""
         line = b"1 1:1 " * 250_000 + b"\n"
         blocks = [line[i : i + 16] for i in range(0, len(line), 16)]
         assert list(svmlight.whole_lines([*blocks, b"2 2:1"])) == [line, b"2 2:1\n"]
@@ -303,7 +303,7 @@ class TestAnyLengthAndWidth:
         assert scores(data, "--model", tmp_path / "m.npz")["accuracy"] == 1
 
     def test_work_is_linear_in_cells(self, tmp_path):
-        """H1: the names were gone through once per column and row. Counted in function calls and lines of Python."""
+        """Names must not be searched once per column and row. The test counts function calls and lines of Python."""
 
         def lines_run(columns, rows):
             cells = np.random.default_rng(0).integers(0, 9, (rows, columns)).tolist()
@@ -336,13 +336,13 @@ class TestAnyLengthAndWidth:
 
 
 def test_an_open_quote_is_a_bad_row(tmp_path):
-    """It swallowed the rest of the file."""
+    """An open quote must not hide the rest of the file."""
     (tmp_path / "d.csv").write_text('a,y\n1,p\n2,q\n3,"p\n' + "1,p\n2,q\n" * 50)
     refuses("fit", tmp_path / "d.csv", "--target", "y", "--model", tmp_path / "m.npz", saying="line 4")
 
 
 def test_a_skipped_row_leaves_an_empty_prediction(tmp_path):
-    """So that prediction and row have the same number."""
+    """Predictions and rows have the same numbers."""
     data = write_csv(tmp_path / "d.csv", ["a", "y"], [[1, "p"], [-1, "q"]] * 10)
     fit(data, tmp_path)
     asked = write_csv(tmp_path / "e.csv", ["a"], [[1], ["x"], [-1]])

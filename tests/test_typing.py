@@ -1,4 +1,4 @@
-"""A user's program is checked as strictly as ours: the package brings its types along."""
+"""The package exports its types: a program of a user passes mypy in strict mode."""
 
 from __future__ import annotations
 

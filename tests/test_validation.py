@@ -1,4 +1,4 @@
-"""Arrays of every kind at the entrance of the compiled kernel: taken as they are, converted, or refused."""
+"""Arrays of every kind are accepted, converted or rejected before the compiled kernel runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fitted(X, model=VSGDClassifier, y=Y):
 
 
 def variant(matrix, data=None, indices=None, indptr=None):
-    """The matrix with other arrays, unchecked."""
+    """Return the matrix with other arrays, without checks."""
     new = matrix.copy()
     new.data, new.indices, new.indptr = (
         given if given is not None else old
@@ -50,7 +50,7 @@ def read_only(array):
 
 
 class TestMatricesThatAreTaken:
-    """C5: after a native fit, big-endian indices were read as if they were native."""
+    """Big-endian indices after a native fit must be converted."""
 
     @pytest.mark.parametrize(
         "change",
@@ -74,7 +74,7 @@ class TestMatricesThatAreTaken:
             assert theirs.dtype.isnative
 
     def test_a_flag_that_lies(self):
-        """Entries that stand for one element are added up, whatever the matrix says of itself."""
+        """Duplicate entries are added, also if the matrix claims to have none."""
         twice = sparse.csr_matrix((np.ones(4), [0, 0, 2, 1], [0, 2, 4]), shape=(2, 3))
         twice.has_canonical_format = True
         rows = as_rows(twice)
@@ -122,7 +122,7 @@ class TestMatricesThatAreRefused:
 
     @pytest.mark.parametrize("value", [5e-324, 1e-310, 1e-305, -1e-301])
     def test_values_whose_inverse_overflows_count_as_zero(self, value):
-        """They were refused as too large."""
+        """They must not be rejected as too large."""
         dense, zero = X.toarray(), X.toarray()
         dense[:, 2], zero[:, 2] = value, 0
         np.testing.assert_array_equal(fitted(dense), fitted(zero))
@@ -135,7 +135,7 @@ class TestMatricesThatAreRefused:
 
 
 class TestTrainOn:
-    """Whoever calls the kernel with arrays that do not fit is told which."""
+    """Arrays of the wrong size raise an error that names them."""
 
     def given(self):
         task = Task(LOG)

@@ -1,4 +1,4 @@
-"""`vsgd watch`: logs as they grow, logs that are cut, files that are something else, and what is said of a run."""
+"""`vsgd watch`: growing logs, truncated logs, other files, and messages about a run."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_small_things():
 
 
 def test_live_in_a_terminal(path):
-    """Redrawn as the file grows, until Ctrl-C."""
+    """The display is redrawn as the file grows, until Ctrl-C."""
     log_of(path, [record(20)])
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "vsgd", "watch", str(path), "--seconds", "0.1"]
@@ -242,7 +242,7 @@ def test_live_in_a_terminal(path):
 
 
 def with_field(name, value):
-    """A line of a log with one field replaced by other JSON."""
+    """Return a line of a log with one field replaced by other JSON."""
     fields = json.loads(to_line(record(40, tensors=[tensor("a")]), None))
     return json.dumps({**fields, name: "?"}).replace('"?"', value)
 

@@ -1,4 +1,4 @@
-"""Tests on a simulated accelerator. It stays registered, so they run in a process of their own: `make test-device`."""
+"""Tests on a simulated accelerator. It stays registered, so they run in a separate process: `make test-device`."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ NO_COMPILER = "no C++ compiler found for the simulated device; get one with `apt
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave these tests out of a run that has others too, and where there is no torch."""
+    """Skip these tests in a run with other tests, and without torch."""
     paths = [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
     alone = all(HERE in (path, *path.parents) for path in paths)
     return True if find_spec("torch") is None or not alone else None
@@ -29,7 +29,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(scope="session", autouse=True)
 def sim():
-    """The module of the simulated device, which builds and registers it."""
+    """Return the module of the simulated device, which builds and registers it."""
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         pytest.skip(NO_COMPILER)
     import simulated_device

@@ -15,7 +15,7 @@ WORDS, CLASSES = 30, 3
 
 
 class Attention(nn.Module):
-    """Self-attention written out, since the device has no fused kernel."""
+    """Self-attention without a fused kernel, which the device does not have."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -143,7 +143,7 @@ class Training:
 
     def step(self) -> float:
         losses = self.closures()
-        torch.manual_seed(self.steps)  # of every device
+        torch.manual_seed(self.steps)  # the generators of all devices
         self.steps += 1
         return float(self.opt.minimize(losses))
 

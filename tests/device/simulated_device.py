@@ -61,7 +61,7 @@ def build() -> Path:
             *("-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"),
         ]
         subprocess.run(command, check=True)
-        partial.replace(target)  # at once, since another process may build it too
+        partial.replace(target)  # atomically, since another process may build it, too
     return target
 
 
@@ -107,7 +107,7 @@ class DeviceModule:
 
 torch.utils.rename_privateuse1_backend("sim")
 core = load(build())
-torch._register_device_module("sim", DeviceModule())  # as the documentation of PrivateUse1 says
+torch._register_device_module("sim", DeviceModule())  # as documented for PrivateUse1
 torch.utils.generate_methods_for_privateuse1_backend()
 atexit.register(time.sleep, 0.2)  # the thread of the last backward pass must end before the interpreter
 
@@ -117,7 +117,7 @@ atexit.register(time.sleep, 0.2)  # the thread of the last backward pass must en
 
 @contextmanager
 def silent():
-    """Within, nothing is reported or refused."""
+    """Disable counters and restrictions within a context."""
     core.silence(True)
     try:
         yield
@@ -126,7 +126,7 @@ def silent():
 
 
 def on_cpu(name, function):
-    """A kernel that runs `function` on copies on the CPU."""
+    """Return a kernel that runs `function` on copies on the CPU."""
 
     def move(values, device):
         return [value.to(device) if isinstance(value, torch.Tensor) else value for value in values]
@@ -162,7 +162,7 @@ def gru_cell_backward(grad, workspace, has_bias):
 
 
 def batch_norm(x, weight, bias, mean, var, training, momentum, eps):
-    """Update running statistics too, of which the schema of the operator says nothing."""
+    """Return BatchNorm that also updates running statistics, which the schema of the operator does not declare."""
     core.report("launch", "aten::native_batch_norm")
     with silent():
         given = [None if each is None else each.cpu() for each in (x, weight, bias, mean, var)]
@@ -189,7 +189,7 @@ for name, kernel in {
 
 @contextmanager
 def switched(*, float64=True, linear_algebra=True, opaque_addresses=False):
-    """Within, the device has no float64 or no linear algebra, or addresses of new tensors are opaque."""
+    """Disable float64 or linear algebra within a context, or make addresses of new tensors opaque."""
     core.refuse_float64(not float64)
     core.refuse(set() if linear_algebra else LINEAR_ALGEBRA)
     core.use_opaque_addresses(opaque_addresses)
@@ -225,7 +225,7 @@ class Events:
 
     @contextmanager
     def paused(self):
-        """Within, nothing is counted, as in the user's closure."""
+        """Stop counting within a context, as in the closure of the user."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -245,7 +245,7 @@ class Events:
         return "elsewhere"
 
     def total(self, kind: str) -> int:
-        """Return how many events of a kind there were: "launch", "sync" or "copy" (one that nobody waits for)."""
+        """Return the number of events of a kind: "launch", "sync" or "copy" (without synchronization)."""
         return sum(count for (found, *_), count in self._found.items() if found == kind)
 
     def table(self, kind: str) -> str:

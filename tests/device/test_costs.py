@@ -1,4 +1,4 @@
-"""Launches and synchronizations of a step, those of the closure not included."""
+"""Launches and synchronizations of a step, without those of the closure."""
 
 import statistics
 from functools import partial
@@ -8,11 +8,11 @@ import torch
 from device_cases import CASES, Case, Training, WordBag
 
 WARM_UP = 12
-"""Steps before the counts: the first ones check the closure and make state."""
+"""Number of steps before counting. The first steps check the closure and create state."""
 
 
 def uncounted(events, calls, compute):
-    """Run a closure. Its own launches are not counted."""
+    """Run a closure without counting its launches."""
     with events.paused():
         calls.append(compute)
         loss = compute()
@@ -21,7 +21,7 @@ def uncounted(events, calls, compute):
 
 
 def counted(sim, run, steps):
-    """Return the events of each of the next steps, and whether it was one with a probe."""
+    """Return the events of each of the next steps, and whether the step had a probe."""
     found = []
     for _ in range(steps):
         losses, calls = run.closures(), []
@@ -35,7 +35,7 @@ def counted(sim, run, steps):
 
 @pytest.mark.parametrize("name", ["transformer", "sparse table", "micro-batches", "weight decay"])
 def test_plain_step_synchronizes_once_and_probe_step_twice(name, sim):
-    """Besides once for each sparse gradient, whose number of rows the host must know."""
+    """Each sparse gradient has one more synchronization, for its number of rows."""
     run = Training(CASES[name], "sim", torch.float32)
     run.run(WARM_UP)
     sparse = sum(getattr(module, "sparse", False) for module in run.model.modules())

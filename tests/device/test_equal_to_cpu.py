@@ -22,7 +22,7 @@ def test_float64_equals_the_cpu(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_float32_equals_the_cpu_without_float64_and_linear_algebra(name, sim):
-    """To 1e-5, or to the effect of rounding: that of a relative change of all weights by 1e-7 on the CPU."""
+    """Compare to 1e-5, or to the effect of a relative change of all weights by 1e-7 on the CPU."""
     here, rounded = Training(CASES[name], "cpu", torch.float32), Training(CASES[name], "cpu", torch.float32)
     with torch.no_grad():
         for parameter in rounded.model.parameters():
@@ -31,7 +31,7 @@ def test_float32_equals_the_cpu_without_float64_and_linear_algebra(name, sim):
     rounding = max(abs(a - b) for a, b in zip(expected, rounded.run(5), strict=True))
     with sim.switched(float64=False, linear_algebra=False, opaque_addresses=True):
         losses = Training(CASES[name], "sim", torch.float32).run(5)
-    assert_equal(expected[:4], losses[:4], 1e-5)  # weights move after the fourth step
+    assert_equal(expected[:4], losses[:4], 1e-5)  # weights change after the fourth step
     assert_equal(expected, losses, max(1e-5, 2 * rounding))
 
 

@@ -1,4 +1,4 @@
-"""Training where a device has less than CUDA, or where other settings of torch depend on it."""
+"""Training on devices with fewer features than CUDA, and with other settings of torch."""
 
 import io
 
@@ -16,7 +16,7 @@ from vsgd.torch.engine_torch import compiled
 
 
 def test_opaque_addresses_are_not_compared(sim):
-    """Addresses of different tensors may then be closer together than the tensors are long."""
+    """Opaque addresses of different tensors may be closer together than the sizes of the tensors."""
     with sim.switched(opaque_addresses=True):
         run = Training(CASES["mlp"], "sim")
         assert torch.equal(torch.tensor(run.run(6)), torch.tensor(Training(CASES["mlp"], "sim").run(6)))
@@ -64,7 +64,7 @@ def test_model_continues_after_moving_to_another_device(name, source, target):
 
 
 def test_dropout_switched_on_later_draws_the_same_numbers_in_both_evaluations():
-    """The first steps check that the closure is repeatable. Later ones must be right without the check."""
+    """The first steps check that the closure is repeatable. Later ones must be correct without the check."""
 
     def losses(device):
         run = Training(CASES["dropout"], device)
@@ -77,7 +77,7 @@ def test_dropout_switched_on_later_draws_the_same_numbers_in_both_evaluations():
 
 
 class RandomScale(nn.Module):
-    """A module of the user's own with a random factor, which `per_sample` has to replay with the same numbers."""
+    """A custom module with a random factor. `per_sample` must replay it with the same random numbers."""
 
     def __init__(self):
         super().__init__()
@@ -162,7 +162,7 @@ def test_diagnosis_follows_a_model_that_was_moved_to_a_device_without_float64(si
 
 
 def test_missing_linear_algebra_leaves_a_step_whole(sim):
-    """Either a step is taken as on other devices, or it changes nothing."""
+    """A step either succeeds as on other devices, or changes nothing."""
     usual, run = Training(CASES["mlp"], "sim"), Training(CASES["mlp"], "sim")
     with sim.switched(linear_algebra=False):
         losses = run.run(15)
@@ -178,7 +178,7 @@ def test_missing_linear_algebra_leaves_a_step_whole(sim):
 def test_default_device_does_not_matter(name, device):
     usual, run = Training(CASES[name], device), Training(CASES[name], device)
     expected = usual.run(3), str(usual.opt.info())
-    closures = [run.closures() for run.steps in range(3)]  # the test's own data are made on the CPU
+    closures = [run.closures() for run.steps in range(3)]  # the data of the test are created on the CPU
     torch.set_default_device("sim")
     try:
         losses = []
@@ -196,7 +196,7 @@ def test_default_device_does_not_matter(name, device):
 
 @pytest.fixture
 def compiler():
-    """Let functions be compiled, those that were compiled before too."""
+    """Enable compilation, also of functions that were compiled before."""
     compiled.cache_clear()
     with torch.compiler.set_stance("default"):
         yield

@@ -1,4 +1,4 @@
-"""Run by test_batch_sizes.py in every process: trains on minibatches that it draws, one process slower than others."""
+"""Run by test_batch_sizes.py in every process: train with `BatchSizer`. One process is slower than the others."""
 
 from __future__ import annotations
 

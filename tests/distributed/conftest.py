@@ -1,4 +1,4 @@
-"""Tests with several processes: left out where there is no torch."""
+"""Tests with several processes. They are skipped without torch."""
 
 from importlib.util import find_spec
 

@@ -27,7 +27,7 @@ def load(path):
 
 
 def with_a_kill(global_batch, attempt):
-    """Return the function that gives the rows of a step, changed so that the worker dies after some calls."""
+    """Return a replacement of `global_batch` that kills the worker after some calls."""
     rng = random.Random(attempt)
     victim, after, seconds = rng.randrange(2), rng.choice([0, *range(1, MAX_STEPS)]), rng.uniform(0, MAX_SECONDS)
     calls = 0
@@ -35,7 +35,7 @@ def with_a_kill(global_batch, attempt):
     def counted(step):
         nonlocal calls
         if calls == 0:
-            dist.barrier()  # both have said where they start from
+            dist.barrier()  # both workers have printed their first step
         if calls == after and dist.get_rank() == victim:
             threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
         calls += 1

@@ -1,4 +1,4 @@
-"""Run by test_mistakes.py in every process: makes one mistake after the other, each in the last process."""
+"""Run by test_mistakes.py in every process: make one mistake after the other, each in the last process."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SETTINGS = {
     "other direction": {"maximize": True},
     "other samples": {"distributed": Replicas()},
 }
-"""What the last process gives to VSGD and the others do not."""
+"""Arguments of VSGD that only the last process has."""
 
 UNWRAPPED = ("other weights", "other shapes", "not averaged", "more micro-batches", "raises", "draws noise")
 REPLICAS = ("other weights", "other shapes", "averaged twice", "more micro-batches", "raises", "draws noise")
 ENDING = ("raises in backward", "raises before synchronized statistics")
-"""Mistakes that break the connections between the processes, so that these end."""
+"""Mistakes that break the connections between processes, so that the processes end."""
 
 
 class RaisingLayer(nn.Identity):
-    """Raises in the forward pass when it is told to."""
+    """A layer that raises an error in the forward pass on request."""
 
     raises = False
 
@@ -46,7 +46,7 @@ class RaisingLayer(nn.Identity):
 
 
 class Synchronized(nn.Module):
-    """Waits for the other processes in its forward pass, as synchronized batch normalization does on a GPU."""
+    """A layer that waits for the other processes in its forward pass, like synchronized BatchNorm on GPUs."""
 
     def forward(self, x):
         total = x.detach().sum(0)
@@ -69,7 +69,7 @@ def build(mistake: str, guilty: bool):
 
 
 def change(mistake: str, model, opt) -> None:
-    """Do to one process between two steps what should be done to all."""
+    """Make a change in one process between two steps that all processes should make."""
     if mistake == "clears state":
         opt.state.clear()
     elif mistake == "loads alone":
@@ -133,7 +133,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     process = this_process()
     ends = process.arguments[0] in ENDING
-    process.join(seconds=1000)  # much longer than the test waits
+    process.join(seconds=1000)  # much longer than the timeout of the test
     # where connections break, no process answers the one that has failed: it closes its connections at once, and then
     # waits for the others as long as the test does
     messages.NOTIFY_TIMEOUT = timedelta(milliseconds=1) if ends else timedelta(seconds=300)

@@ -1,4 +1,4 @@
-"""Run by test_shards.py in every process: trains a model that FSDP2 has sharded, from a checkpoint or to one."""
+"""Run by test_shards.py in every process: train a model sharded by FSDP2, and load or save a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ ROWS, STEPS = 16, 24
 
 def make(kind: str, world: int):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()  # sides that no world divides
+    model = nn.Sequential(
+        nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)
+    ).double()  # not divisible by the number of processes
     if kind == "zero":
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
@@ -44,7 +46,7 @@ def train(model, opt, kind: str, rank: int, world: int, steps: range) -> list[fl
 
 
 def check_refused() -> None:
-    """Gradients of parts of a tensor come averaged over the processes."""
+    """Check that gradients of shards are averaged over the processes."""
     model, _ = make("networks", 2)
     for settings in ({"distributed": Replicas()}, {"per_sample": model}):
         opt = VSGD(model.parameters(), **settings)

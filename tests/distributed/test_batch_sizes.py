@@ -1,4 +1,4 @@
-"""Several processes share minibatches whose size they choose together."""
+"""Several processes share minibatches of a size that they choose together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/elastic.py: workers are killed at random moments, and their number changes; the run goes on."""
+"""examples/elastic.py continues when workers are killed at random times and when their number changes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ STEPS, EVERY = 700, 10
 
 @contextmanager
 def torchrun(folder, workers, script, *arguments, restarts=0):
-    """A run that is in progress, and the file that it prints to."""
+    """A running job, and the file of its output."""
     log = folder / f"{workers}-{time.monotonic_ns()}.log"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}",
                f"--max-restarts={restarts}", "--monitor-interval=0.1", script, *map(str, arguments)]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as the example says
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # as documented in the example
     with log.open("w") as out:
         process = subprocess.Popen(
             command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -33,11 +33,11 @@ def torchrun(folder, workers, script, *arguments, restarts=0):
             yield process, log
         finally:
             if process.poll() is None:
-                process.terminate()  # torchrun ends its workers
+                process.terminate()  # torchrun stops its workers
                 process.wait(60)
 
 
-def finish(process, log, seconds=3600):  # a limit for a run that hangs
+def finish(process, log, seconds=3600):  # timeout
     assert process.wait(seconds) == 0, log.read_text()[-3000:]
     return log.read_text()
 
@@ -47,7 +47,7 @@ def steps_of(text):
 
 
 def starts_of(text):
-    """Process, and the step that it starts from."""
+    """Return each worker and its first step."""
     found = re.findall(r"process (\d+): from step (\d+)", text)
     return [(int(process), int(step)) for process, step in found]
 
@@ -67,15 +67,15 @@ def test_workers_killed_at_twenty_random_moments(tmp_path):
     assert len(starts) == 2 * (kills + 1)
     done = 0
     for part, (_, start) in zip(re.split(r"worker \d of 2, process", killed)[2::2], starts[1::2], strict=True):
-        assert done - start <= EVERY  # nothing is lost beyond the last checkpoint
+        assert done - start <= EVERY  # only steps after the last checkpoint are lost
         done = max([start, *(step + 1 for step in steps_of(part))])
     assert done == STEPS
     assert len(set(checksums_of(killed))) == 1
-    assert checksums_of(killed) == checksums_of(whole)  # resumed to the bit
+    assert checksums_of(killed) == checksums_of(whole)  # resuming is bit-for-bit exact
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_goes_on(tmp_path):
+def test_another_number_of_workers_continues(tmp_path):
     checkpoint = tmp_path / "run.pt"
     for workers, steps in ((2, 40), (3, 80), (1, 120)):
         with torchrun(tmp_path, workers, EXAMPLE, checkpoint, "--steps", steps, "--every", EVERY) as run:

@@ -1,4 +1,4 @@
-"""A mistake in one process ends all of them, soon, and each says why."""
+"""After a mistake in one process, all processes soon raise an error with the reason."""
 
 from __future__ import annotations
 

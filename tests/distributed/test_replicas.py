@@ -1,4 +1,4 @@
-"""Processes with gloo on loopback follow one process that has their global batch and their samples."""
+"""Several processes with gloo on loopback agree with one process that has the same global batch and samples."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def check_same(one, several, tolerance):
             assert losses == pytest.approx(other_losses, abs=tolerance, nan_ok=True), kind
             for parameter, other in zip(parameters, other_parameters, strict=True):
                 torch.testing.assert_close(parameter, other, rtol=0, atol=tolerance, msg=kind)
-        else:  # rounding turns a basis here and there: the same rows in another order change the mean by up to 0.33 %
+        else:  # rounding changes some bases; the same rows in another order change the mean by up to 0.33 %
             means = [torch.tensor(each).nanmean() for each in (losses, other_losses)]
             torch.testing.assert_close(*means, rtol=1e-2, atol=0, msg=kind)
 
 
 def check_rounded(found):
-    """Moments that were sent in bfloat16 lead to other losses, but not by much."""
+    """Moments that are sent in bfloat16 change losses only slightly."""
     for kind, dtype in found:
         if kind in ROUNDED:
             (losses, _), (rounded, _) = found[kind.removesuffix(" in bfloat16"), dtype], found[kind, dtype]
@@ -45,7 +45,7 @@ def check_rounded(found):
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """Of one process and of two."""
+    """Compare one process with two."""
     folder = tmp_path_factory.mktemp("replicas")
     kinds = {1: QUICK, 2: (*QUICK, *ROUNDED)}
     return [results(folder, world, 8, "float64", *kinds[world]) for world in (1, 2)]

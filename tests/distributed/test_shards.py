@@ -1,4 +1,4 @@
-"""FSDP2: processes that share the parameters follow one that has all of them, also from a checkpoint."""
+"""FSDP2: processes with shards agree with one process that has all parameters, also after loading a checkpoint."""
 
 from __future__ import annotations
 

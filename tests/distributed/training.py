@@ -1,4 +1,4 @@
-"""Run by test_replicas.py in every process: trains each kind of model on this process's part of a global batch."""
+"""Run by test_replicas.py in every process: train each kind of model on this process's part of a global batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import vsgd
 from vsgd.torch import VSGD, Replicas, local_gradients
 
 ROWS, PARTS = 16, 4
-"""Of the global batch; it is cut into parts, and each process has as many of them."""
+"""Number of parts of the global batch. Each process has the same number of parts."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -38,7 +38,7 @@ def global_batch(kind: str, step: int, dtype: torch.dtype):
         return (torch.randint(30, (ROWS, 4), generator=random) ** 2) // 30, y
     x = torch.randn(ROWS, 5, generator=random, dtype=dtype) + y[:, None]
     if kind == "infinite" and step % 3 == 1:
-        x[-1] = torch.inf  # in the last process alone
+        x[-1] = torch.inf  # only in the last process
     return x, y
 
 

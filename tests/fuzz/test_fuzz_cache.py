@@ -1,4 +1,4 @@
-"""Damaged machine code on disk: compiled anew with the right numbers, one warning at most, never an error."""
+"""Damaged machine code on disk is compiled again, with correct results, at most one warning, and no error."""
 
 from __future__ import annotations
 

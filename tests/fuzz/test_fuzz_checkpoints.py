@@ -1,4 +1,4 @@
-"""Checkpoints of `VSGD`, damaged or crafted: whole and good to train on, or refused with nothing changed."""
+"""Damaged or crafted checkpoints of `VSGD` are either loaded and usable, or rejected without any change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Y = X[:, :3].argmax(1)
 
 
 class Tagger(nn.Module):
-    """A table whose rows count apart, and a dense layer."""
+    """A sparse embedding table and a dense layer."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Trainee:
         return [value.detach().double() for value in (*self.model.parameters(), *states)]
 
     def bits(self):
-        """Everything there is, for comparison."""
+        """Return the complete state, for comparison."""
         keys = [(key, value.dtype) for state in self.opt.state.values() for key, value in state.items()]
         return repr(self.opt.param_groups), keys, [value.numpy().tobytes() for value in self.numbers()]
 
@@ -79,19 +79,19 @@ def oddly_shaped(value, rng):
 
 
 def with_numbers(value, rng):
-    """One number, or all, replaced."""
+    """Replace one number, or all."""
     value = value.clone().double()
     value.view(-1)[slice(None) if rng.random() < 0.3 else rng.randrange(value.numel())] = rng.choice(SCALARS)
     return value
 
 
 def strided(value, rng):
-    """The same numbers, in memory laid out otherwise; a valid state."""
+    """Change the memory layout only; the state stays valid."""
     return value.repeat_interleave(2, -1)[..., ::2]
 
 
 def damage_state(saved, rng):
-    """Of one parameter."""
+    """Damage the state of one parameter."""
     state = saved["state"][rng.choice(sorted(saved["state"]))]
     key = rng.choice(sorted(state))
     how = rng.randrange(8)
@@ -125,7 +125,7 @@ def damage_groups(saved, rng):
 
 
 def damage_parts(saved, rng):
-    """Whole parts are missing, exchanged or others."""
+    """Remove, exchange or replace whole parts."""
     states = saved["state"]
     first, second = rng.choices(sorted(states), k=2)
     how = rng.randrange(6)
@@ -144,7 +144,7 @@ def damage_parts(saved, rng):
 
 
 def attempt(trainee, pristine, saved):
-    """Load what may be damaged. Whether it was taken; the trainee is as before afterwards."""
+    """Load a checkpoint that may be damaged, restore the trainee, and return whether it was accepted."""
     before, refusal = trainee.bits(), None
     weights = copy.deepcopy(trainee.model.state_dict())
     with no_hang():
@@ -156,7 +156,7 @@ def attempt(trainee, pristine, saved):
         assert refusal.endswith("Nothing was loaded.")
         assert trainee.bits() == before, refusal
         return False
-    # weights or probes that are much too large show as losses that are not finite, which end in an error
+    # weights or probes that are much too large cause non-finite losses, which raise an error
     with no_hang(), contextlib.suppress(FloatingPointError):
         trainee.train(12)
     assert all(torch.isfinite(value).all() for value in trainee.numbers())
@@ -174,7 +174,7 @@ def test_crafted_checkpoints(kind):
         saved = copy.deepcopy(pristine)
         for _ in range(rng.choice([1, 1, 2])):
             damage = rng.choice([damage_state, damage_state, damage_groups, damage_parts])
-            with contextlib.suppress(Exception):  # the first damage left nothing that the second could change
+            with contextlib.suppress(Exception):  # the first damage has removed what the second would change
                 damage(saved, rng)
         taken += attempt(trainee, pristine, saved)
     print(f"checkpoints, {kind}: {count} crafted, {count - taken} refused")
@@ -183,7 +183,7 @@ def test_crafted_checkpoints(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_checkpoints(kind):
-    """Bytes that `torch.save` wrote. What `torch.load` itself refuses counts as refused."""
+    """Damage the bytes of `torch.save`. An error of `torch.load` is a rejection."""
     rng, count, unread, taken = generator(f"bytes {kind}"), cases(60, 1500), 0, 0
     trainee = Trainee(kind)
     pristine = copy.deepcopy(trainee.opt.state_dict())
@@ -193,7 +193,7 @@ def test_damaged_checkpoints(kind):
         try:
             with no_hang():
                 saved = torch.load(io.BytesIO(mutated(file.getvalue(), rng)), weights_only=True)
-        except Exception:  # of any kind that torch may raise
+        except Exception:  # torch may raise any kind of error
             unread += 1
             continue
         taken += attempt(trainee, pristine, saved)

@@ -1,4 +1,4 @@
-"""Damaged data files through `vsgd fit`, `predict` and `score`: right, or one line that says what is wrong."""
+"""Damaged data files in `vsgd fit`, `predict` and `score`: the result is correct, or one line describes the error."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ CONTENTS = {
 
 
 def damaged(name, rng):
-    """The content of a file; of a gzipped one it is damaged before or after."""
+    """Return the damaged content of a file. A gzipped file is damaged before or after compression."""
     if name.endswith(".gz") and rng.random() < 0.5:
         return gzip.compress(mutated(CONTENTS[name.removesuffix(".gz")], rng), mtime=0)
     return mutated(CONTENTS[name], rng)
 
 
 def run(*words):
-    """An outcome that is no traceback, no hang and no half sentence."""
+    """Check that the outcome is a success or a complete error message."""
     with no_hang():
         outcome = vsgd(*words)
     assert outcome.code in (0, 2), outcome
@@ -128,7 +128,7 @@ def test_damaged_data_at_predict(tmp_path, name):
 
 
 def by_python(content: bytes):
-    """What the definition of a line makes of every line."""
+    """Return the result of the Python reader for every line."""
     found = []
     for number, line in enumerate(content.removeprefix(BOM_UTF8).split(b"\n"), start=1):
         try:

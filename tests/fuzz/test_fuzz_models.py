@@ -1,4 +1,4 @@
-"""Model files and stored results, damaged or crafted: what they held, or a refusal; never a crash."""
+"""Damaged or crafted model files and stored results are read correctly or rejected, without a crash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def given_model(tmp_path_factory):
 
 
 def run_all(data, model):
-    """Every command that reads a model; their codes."""
+    """Run every command that reads a model, and return the exit codes."""
     codes = []
     for words in (["predict", data], ["score", data], ["fit", data, "--resume", "--passes", 2]):
         with no_hang():
@@ -70,7 +70,7 @@ ARRAYS = st.tuples(
 @settings(max_examples=cases(60, 1000), deadline=None, database=None)
 @given(change=st.data())
 def test_crafted_models(given_model, tmp_path_factory, change):
-    """One field or array is another, and the checksum is right."""
+    """Replace one field or array, with a correct checksum."""
     with np.load(given_model / "m.npz") as file:
         arrays = dict(file)
     header = json.loads(arrays.pop("header").tobytes())
@@ -90,7 +90,7 @@ def test_crafted_models(given_model, tmp_path_factory, change):
 
 
 def test_damaged_results(tmp_path, capsys):
-    """Of figures: the arrays as they were, or none."""
+    """Results of figures: the original arrays, or none."""
     rng, count = generator("results"), cases(200, 3000)
     arrays, origin = {"a": np.arange(5.0), "b": np.eye(3)}, {"figure": "3", "seconds": 1.5}
     store.save(tmp_path / "part", arrays, origin)
@@ -111,7 +111,7 @@ def test_damaged_results(tmp_path, capsys):
 
 
 def test_damaged_records(tmp_path, capsys):
-    """Notes of results."""
+    """Records of results."""
     rng, path = generator("records"), tmp_path / "r.json"
     record = {"final": 0.0092, "curve": [1.5, 2.5], "name": "η"}
     write_checked(path, record)
@@ -139,7 +139,7 @@ def test_damaged_files_of_runs(tmp_path, capsys):
 
 
 def test_a_model_that_cannot_be_loaded_raises_user_errors_only(given_model, tmp_path):
-    """What the command line shows as one line is one exception of the library."""
+    """Errors that the command line prints are exceptions of one type in the library."""
     rng = generator("load")
     whole = (given_model / "m.npz").read_bytes()
     for _ in range(cases(200, 5000)):

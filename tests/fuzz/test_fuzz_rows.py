@@ -1,4 +1,4 @@
-"""Sparse matrices of any arrays at all: rows that the kernel can run on, or a ValueError."""
+"""Sparse matrices with arbitrary arrays become rows that the kernel can process, or raise ValueError."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUE = st.floats(-5, 5) | st.sampled_from([np.nan, np.inf, 1e200, 5e-324, 0.0])
 
 @st.composite
 def broken_matrices(draw):
-    """A matrix whose arrays were exchanged for others of any length, type, order and content."""
+    """Return a matrix with arrays of any length, type, order and content."""
     rows = draw(st.integers(1, 5))
     matrix = sparse.csr_matrix((rows, WIDTH))
     order = draw(st.sampled_from("<>"))

@@ -1,4 +1,4 @@
-"""Damaged and crafted logs through `vsgd watch`: something printable, or one line that says what is wrong."""
+"""Damaged and crafted logs in `vsgd watch`: printable output, or one line that describes the error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUES = [
 
 
 def log(rng) -> list[str]:
-    """The lines of a log of a few tensors."""
+    """Return the lines of a log of a few tensors."""
     names, before, lines = ["a", "b.weight", "\x1b[1m"], None, [HEADER]
     for k in range(1, rng.choice([2, 5, 15])):
         tensors = tuple(
@@ -37,7 +37,7 @@ def log(rng) -> list[str]:
 
 
 def crafted(rng) -> bytes:
-    """A log in which some fields are other JSON, or are missing."""
+    """Return a log in which some fields are replaced by other JSON, or missing."""
     lines = log(rng)
     for _ in range(rng.choice([1, 2, 5])):
         at = rng.randrange(1, len(lines))
@@ -63,7 +63,7 @@ def is_printable(text: str) -> bool:
 
 
 def test_logs(tmp_path):
-    """In the process of the test, at every size of terminal."""
+    """Call the functions in the process of the test, with every size of terminal."""
     rng, count, refused = generator("watch"), cases(500, 20_000), 0
     path = tmp_path / "run.jsonl"
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: files are whole or absent, and the same command ends where it would have ended."""
+"""SIGKILL at random times: files are complete or absent, and repeating the command gives the uninterrupted result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "vsgd"]
 
 
 def killed(words, seconds):
-    """Run for so long at most; whether it had to be killed."""
+    """Run a command for a limited time, and return whether it was killed."""
     process = subprocess.Popen([*COMMAND, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         process.wait(timeout=seconds)
@@ -31,20 +31,20 @@ def killed(words, seconds):
 
 
 def ran(words):
-    """How long it took to the end."""
+    """Return the duration of a complete run."""
     started = time.monotonic()
     subprocess.run([*COMMAND, *map(str, words)], check=True, capture_output=True, timeout=3600)
     return time.monotonic() - started
 
 
 def usual_seconds(words, first, again):
-    """How long it takes once everything is compiled."""
+    """Return the duration of a run after compilation."""
     ran([*words, first])
     return ran([*words, again])
 
 
 def kill_often(words, seconds, look, when_done):
-    """Start again and again what takes so many seconds, kill it at random moments, and let it end at last."""
+    """Start a command repeatedly, kill it at random times, and finally let it finish. `seconds` is its duration."""
     kills, moments = 0, generator(words[0])
     while kills < cases(5, 50):
         if killed(words, moments.uniform(0.2, 1.0) * seconds):
@@ -57,7 +57,7 @@ def kill_often(words, seconds, look, when_done):
 
 
 @pytest.mark.slow
-def test_fit_goes_on_after_a_kill(tmp_path):
+def test_fit_continues_after_a_kill(tmp_path):
     rng = np.random.default_rng(0)
     rows = [" ".join(f"{j}:{rng.random():.3f}" for j in sorted(rng.choice(99, 9, False))) for _ in range(30_000)]
     (tmp_path / "d.svm").write_text("".join(f"{i % 3} {row}\n" for i, row in enumerate(rows)))
@@ -92,8 +92,8 @@ def test_figures_go_on_after_a_kill(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_goes_on_after_a_kill(tmp_path):
-    """All of a run is the same but its seconds, and so the checksum."""
+def test_comparison_continues_after_a_kill(tmp_path):
+    """Runs are equal except for their seconds and checksum."""
     chosen = ["--workloads", "digits-logistic", "--optimizers", "vsgd,adam-default,sgd"]
     words = ["compare", "--quick", *chosen, "--jobs", 1, "--out"]
     seconds = usual_seconds(words, tmp_path / "first", tmp_path / "whole")
@@ -118,5 +118,5 @@ def test_a_comparison_goes_on_after_a_kill(tmp_path):
 
 
 def names_in(folder):
-    """Of all files: none is left over."""
+    """Return the names of all files, to check that no temporary ones remain."""
     return sorted(path.relative_to(folder) for path in folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""Tests of `vsgd.integrations`: each file is left out where its framework is missing; nothing is downloaded."""
+"""Tests of `vsgd.integrations`. A file is skipped if its framework is missing. Nothing is downloaded."""
 
 import warnings
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ collect_ignore = [name for name, packages in NEEDS.items() if not all(map(find_s
 
 @pytest.fixture(autouse=True)
 def warnings_of_frameworks():
-    """Frameworks warn of much that is not ours: of few workers, of no GPU, of what they will rename."""
+    """Ignore warnings of the frameworks about few workers, missing GPUs and future changes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

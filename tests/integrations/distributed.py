@@ -1,4 +1,4 @@
-"""Run by test_distributed.py in two processes: trains, and checks that both hold the same weights to the bit."""
+"""Run by test_distributed.py in two processes: train, and check that the weights are bit-for-bit equal."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def lightning_trainer(path):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     {"transformers": transformers_trainer, "lightning": lightning_trainer}[sys.argv[1]](Path(sys.argv[2]))
-    dist.destroy_process_group()  # processes that leave it to the end of Python are sometimes aborted there
+    dist.destroy_process_group()  # without this call, processes sometimes abort at exit
     print("replicas are equal")

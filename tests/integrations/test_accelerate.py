@@ -73,7 +73,7 @@ def test_bfloat16_and_the_state_of_a_run(tmp_path):
 
 
 def test_a_scaler_changes_nothing():
-    """As with mixed_precision="fp16", which Accelerate allows on a GPU only."""
+    """Use a scaler as with mixed_precision="fp16", which Accelerate allows on GPUs only."""
     model, batches = problem()
     twin = copy.deepcopy(model)
     train(twin, VSGD(twin.parameters()), batches, torch.Tensor.backward)

@@ -28,7 +28,7 @@ def client():
 
 
 def blocks():
-    """Sparse blocks of three classes, sorted by class, so that no part has seen them all."""
+    """Return sparse blocks of three classes, sorted by class, so that no part has all classes."""
     rng = np.random.default_rng(0)
     y = np.sort(rng.integers(0, 3, 240))
     X = sparse.random(240, 20, density=0.3, random_state=0, format="csr")

@@ -1,4 +1,4 @@
-"""Two processes with gloo, as `torchrun` starts them: replicas stay equal to the bit, micro-batches included."""
+"""Two processes with gloo, as started by `torchrun`: replicas stay bit-for-bit equal, also with micro-batches."""
 
 from __future__ import annotations
 

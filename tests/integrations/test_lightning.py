@@ -133,7 +133,7 @@ def test_everything_sees_the_first_evaluation_only(tmp_path):
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 @pytest.mark.parametrize("micro_batches", [1, 4, 3])
 def test_a_run_equals_a_plain_loop(tmp_path, micro_batches, max_norm, dropout):
-    """Of 20 batches the last two make a step of three. Lightning divides by three, which rounds."""
+    """The last step of 20 batches has two micro-batches instead of three. Lightning divides by three, which rounds."""
     module = Module(dropout=dropout)
     twin = copy.deepcopy(module).to(torch.float64 if micro_batches == 3 else torch.float32)
     given = {"accumulate_grad_batches": micro_batches, "precision": "64-true" if micro_batches == 3 else "32-true"}
@@ -151,7 +151,7 @@ def test_a_run_equals_a_plain_loop(tmp_path, micro_batches, max_norm, dropout):
     ids=["averaged", "not averaged"],
 )
 def test_running_statistics_are_those_of_the_averaged_weights(tmp_path, algorithm, moves):
-    """The last batch of each step moves them, the only one that the optimizer itself evaluates."""
+    """Only the last batch of each step changes them, since the optimizer evaluates only this one."""
 
     class Chosen(Normalized):
         def configure_optimizers(self):
@@ -185,7 +185,7 @@ def test_a_scaler_changes_nothing(tmp_path, micro_batches):
 
     class Scaled(MixedPrecision):
         def autocast_context_manager(self):
-            return torch.autocast("cpu", enabled=False)  # so that only the scale differs
+            return torch.autocast("cpu", enabled=False)  # only the scale differs
 
     given = {"accumulate_grad_batches": micro_batches, "gradient_clip_val": 0.1}
     module, scaled = Module(), Module()
@@ -215,7 +215,7 @@ def test_resumes_to_the_bit(tmp_path):
 
 
 def test_a_run_of_one_epoch_resumes_to_the_bit(tmp_path):
-    """Without an estimate of weight decay in the second epoch, where it would begin."""
+    """Weight decay is not estimated in the second epoch, in which it would begin."""
 
     class Plain(Module):
         estimates_weight_decay = False
@@ -234,7 +234,7 @@ def steps_per_epoch(trainer):
 
 
 class Stream(IterableDataset):
-    """The same rows without a length."""
+    """The same rows in a data set without a length."""
 
     def __iter__(self):
         return iter(data())
@@ -271,7 +271,7 @@ def test_estimated_decay_equals_that_of_a_plain_loop(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"steps_per_epoch": 3}, {"weight_decay": 0.1}], ids=str)
-def test_settings_of_the_user_are_kept(tmp_path, settings):
+def test_settings_of_the_user_are_not_changed(tmp_path, settings):
     class Chosen(Module):
         def configure_optimizers(self):
             return VSGD([{"params": self.layers[0].parameters(), **settings}, {"params": self.layers[3].parameters()}])

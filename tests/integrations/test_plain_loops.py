@@ -110,7 +110,7 @@ class TestGradientsFromOutside:
         model, batches = problem()
         opt = VSGD(model.parameters())
         for batch in batches:
-            opt.minimize(loss_of(model, *batch))  # nobody clears them
+            opt.minimize(loss_of(model, *batch))  # these gradients are not cleared
         for p in model.parameters():
             p.grad = torch.zeros_like(p)  # as zero_grad(set_to_none=False) of another optimizer
         opt.minimize(loss_of(model, *batches[0]))

@@ -42,7 +42,7 @@ def read(path):
     return reader.records
 
 
-def test_a_line_every_so_many_steps_says_what_info_says(model, tmp_path):
+def test_log_has_the_values_of_info_at_regular_steps(model, tmp_path):
     opt = VSGD(model.named_parameters())
     path = tmp_path / "runs" / "a.jsonl"
     RunLog(opt, path, every=10)

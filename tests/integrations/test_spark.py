@@ -1,4 +1,4 @@
-"""Spark on two threads of this machine gives the model of a local merge, to the bit. It takes Java and pyspark."""
+"""Spark on two local threads gives bit-for-bit the model of a local merge. Requires Java and pyspark."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spark(tmp_path_factory):
 
 
 def parts_of(frame, target):
-    """The partitions as Spark made them."""
+    """Return the partitions of Spark."""
     found = frame.rdd.glom().collect()
     frames = [pd.DataFrame([row.asDict() for row in rows], columns=frame.columns) for rows in found if rows]
     return [(part.drop(columns=target), part[target].to_numpy()) for part in frames]
@@ -63,7 +63,7 @@ def test_a_classifier_equals_the_local_merge(spark):
     assert found.score(frame.drop(columns="target"), frame["target"]) > 0.85
 
 
-def test_a_regressor_equals_the_local_merge_and_goes_on(spark):
+def test_regressor_equals_the_local_merge_and_continues(spark):
     frame = load_diabetes(as_frame=True).frame
     distributed = spark.createDataFrame(frame).repartition(2).cache()
     from vsgd.integrations.spark import fit

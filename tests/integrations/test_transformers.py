@@ -1,4 +1,4 @@
-"""`VSGDTrainer` is a plain loop, with all that Trainer does around it."""
+"""`VSGDTrainer` equals a plain loop, with all features of Trainer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS, LENGTH, ROWS = 17, 8, 48
 
 
 class Sentences(Dataset):
-    """Each word is the one before it plus a step that is the same in a row; BERT is to tell whether that is even."""
+    """Sentences that count in constant steps. BERT classifies whether the step is even."""
 
     def __init__(self, classify=False):
         generator = torch.Generator().manual_seed(0)
@@ -84,7 +84,7 @@ class Evaluations:
 
 
 class Recording(VSGDTrainer):
-    """Keeps what every first evaluation was given and gave, and counts its samples."""
+    """Record inputs and outputs of first evaluations, and count their samples."""
 
     def __init__(self, *args, **kwargs):
         self.batches, self.losses, self.samples = [], [], 0
@@ -116,7 +116,7 @@ def assert_equal(one, other, tolerance=0.0):
 
 
 def plain_loop(model, batches, micro_batches=1, max_norm=1.0, steps_per_epoch=None):
-    """The same training as a person would write it. Returns the optimizer, and the norms of the first gradients."""
+    """Train in a plain loop. Return the optimizer and the norms of the first gradients."""
     opt = VSGD(model.parameters(), steps_per_epoch=steps_per_epoch)
     model.train()
     norms = []
@@ -142,7 +142,7 @@ def test_a_run_equals_a_plain_loop(tmp_path, micro_batches):
     trainer = Recording(model=model, args=args, train_dataset=Sentences())
     trainer.train()
     assert len(trainer.batches) == 14 * micro_batches
-    epoch = {1: None, 4: 6}[micro_batches]  # 14 steps of one micro-batch are less than an epoch of 24
+    epoch = {1: None, 4: 6}[micro_batches]  # 14 steps of one micro-batch are less than an epoch, which has 24
     opt, norms = plain_loop(twin, trainer.batches, micro_batches, steps_per_epoch=epoch)
     assert_equal(weights(model), weights(twin), 1e-6)
     assert opt.param_groups[0]["samples"] == trainer.vsgd.param_groups[0]["samples"] == micro_batches
@@ -153,7 +153,7 @@ def test_a_run_equals_a_plain_loop(tmp_path, micro_batches):
 def test_what_is_logged_is_of_the_first_evaluations(tmp_path):
     trainer = Recording(model=bert(), args=arguments(tmp_path), train_dataset=Sentences(classify=True))
     trainer.train()
-    assert logged(trainer, "loss") == pytest.approx(trainer.losses, rel=1e-3)  # Trainer rounds what it logs
+    assert logged(trainer, "loss") == pytest.approx(trainer.losses, rel=1e-3)  # Trainer rounds logged values
     assert trainer.samples == 14 * 8
     assert trainer.evaluations.count > 14, "some evaluations were at probed parameters"
 
@@ -245,7 +245,7 @@ def test_weight_decay_applies_to_the_parameters_that_trainer_decays(tmp_path):
 
 
 class Stream(IterableDataset):
-    """The same rows without a length."""
+    """The same rows in a data set without a length."""
 
     def __iter__(self):
         return iter([Sentences()[k] for k in range(ROWS)])
@@ -325,7 +325,7 @@ def test_options_of_trainer(tmp_path, given):
 
 
 class Comparisons(Dataset):
-    """Random words; the label is whether the first has a higher number than the last."""
+    """Random words. The label is whether the first has a higher index than the last."""
 
     def __init__(self, rows, seed):
         self.words = torch.randint(20, (rows, LENGTH), generator=torch.Generator().manual_seed(seed))
@@ -408,7 +408,7 @@ def test_evaluates_and_loads_the_best(tmp_path):
     )
     trainer.train()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(min(logged(trainer, "eval_loss")))
-    trainer.train()  # once more, with the same optimizer
+    trainer.train()  # continue with the same optimizer
     assert trainer.vsgd.param_groups[0]["steps"] == 28
 
 

@@ -1,4 +1,4 @@
-"""A headless Chromium from the system's packages. Where there is none, the tests of pages are skipped."""
+"""A headless Chromium from the packages of the system. Without it, tests of pages are skipped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def browser():
 
 
 class Opened:
-    """A page in a tab of its own, and what it said to the console."""
+    """A page in a new tab, and its console messages."""
 
     def __init__(self, browser, path, width=1280, height=900, dark=False):
         size, scheme = {"width": width, "height": height}, "dark" if dark else "light"
@@ -38,7 +38,7 @@ class Opened:
         return self.tab.evaluate("document.documentElement.scrollWidth > innerWidth")
 
     def frames(self):
-        """Let drawings that wait for the next frame happen."""
+        """Wait until drawings of the next frame are finished."""
         self.tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 

@@ -18,7 +18,7 @@ METHODS = (BY_NAME["vsgd"], GRID._replace(name=REFERENCE, title="tuned"), ADAM)
 
 
 def falling(end, pace):
-    """From 2 to `end` in 100 updates, faster or slower at first."""
+    """Return a run from 2 to `end` in 100 updates, faster or slower at first."""
     spent = [0, 20, 50, 100]
     losses = [2.0, 2 - (2 - end) * pace, 2 - (2 - end) * (0.5 + pace / 2), end]
     seconds = [0.02 * updates / pace for updates in spent]

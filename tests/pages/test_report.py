@@ -29,7 +29,7 @@ def results_of_figure_6():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """All figures that respond, with results made up for Figure 6."""
+    """All interactive figures, with synthetic results for Figure 6."""
     items = []
     for name in ("1", "2", "6", "drift"):
         picture, results = io.BytesIO(), results_of_figure_6() if name == "6" else {}
@@ -42,11 +42,11 @@ def path(tmp_path_factory):
 
 
 ALGORITHMS = {a.update: a for a in (*(row.algorithm for row in comparison.ROWS), *(a for a, _ in drift.ALGORITHMS))}
-"""One of each kind; those that differ by a rate share their text."""
+"""One algorithm of each kind. Those that differ only in a rate share their code."""
 
 
 def test_the_page_simulates_what_python_does(open_page, path):
-    """A thousand updates of every algorithm on samples of which some are zero, with an optimum that jumps."""
+    """Run every algorithm for a thousand updates on partly zero samples, with a jump of the optimum."""
     checkpoints = [0, 1, 10, 100, 1000]
     noise = draw_noise(7, range(2), 1000, 2, presence=0.8)
     centers = 0.5 * (np.arange(1000) >= 500)

@@ -96,14 +96,14 @@ def test_divergence_ends_a_run():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A table in two processes, one of which dies on the way."""
+    """A table from two worker processes, one of which dies."""
     out = tmp_path_factory.mktemp("compare")
     compute([SMALL, ABSENT], [GRID, ADAM, CRASH, DEATH, UNINSTALLED], seeds=2, processes=2, runs=Runs(out, "suite"))
     return out
 
 
 def outcomes(out):
-    """What is stored, by method, setting and seed."""
+    """Return the stored runs by method, setting and seed."""
     records = RunFile(out / "suite.jsonl.gz", KEYS)
     return {(r["method"], r["rate"], r["seed"]): (r["outcome"], r["seconds"]) for r in records}
 
@@ -131,7 +131,7 @@ def test_a_later_run_computes_only_what_is_missing(folder, capsys):
     assert "small, crash, seed 0 failed: ValueError: no such luck" in capsys.readouterr().out
 
 
-def test_what_is_absent_is_told_in_a_line(tmp_path, capsys, monkeypatch):
+def test_absent_packages_and_data_give_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("VSGD_DATA", raising=False)
     compute([ABSENT], [UNINSTALLED], seeds=1, processes=1, runs=Runs(tmp_path, "suite"))
     lines = capsys.readouterr().out.splitlines()

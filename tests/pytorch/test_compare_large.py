@@ -146,7 +146,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
         load_weights(tmp_path / "nowhere", mlp(4, 3))
 
 
-def test_a_suite_goes_on_after_an_interruption(tmp_path, monkeypatch):
+def test_suite_continues_after_an_interruption(tmp_path, monkeypatch):
     def save_and_stop(runs, job, run):
         save(runs, job, run)
         if job.seed == 1:

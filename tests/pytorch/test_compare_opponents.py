@@ -1,4 +1,4 @@
-"""The opponents of `vsgd compare` are set up as their authors ask."""
+"""The opponents of `vsgd compare` are configured as their authors recommend."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def setting_of(method):
 
 
 def step_on(method, setting, model):
-    """An optimizer, after its updates of one minibatch; and the losses."""
+    """Return an optimizer after updates with one minibatch, and the losses."""
     torch.manual_seed(0)
     x, y = torch.randn(8, 1, 8, 8), torch.randint(3, (8,))
     optimizer = method.make(model, setting, Budget(UPDATES, 8, 1))
@@ -118,7 +118,7 @@ def test_muon_moves_filters_by_matrices_that_share_their_memory():
     assert all((parameter != before[name]).any() for name, parameter in model.named_parameters())
 
 
-def test_schedule_free_is_told_its_warm_up():
+def test_schedule_free_receives_warm_up_steps():
     name = "schedulefree-adamw-warmup"
     if why_absent(BY_NAME[name]):
         pytest.skip("schedulefree is not installed")

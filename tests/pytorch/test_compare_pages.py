@@ -1,4 +1,4 @@
-"""What `vsgd compare` concludes from runs, and the pages it writes."""
+"""Comparisons of runs by `vsgd compare`, and its pages."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BY_KIND = {(comparison.measure, comparison.axis): comparison for comparison in C
 
 
 def falling(end, evaluations=100, outcome="finished", best=None, training=1.0):
-    """From 2 to `end` in 100 updates."""
+    """Return a run from 2 to `end` in 100 updates."""
     held_out = [2.0, (2.0 + end) / 2, end]
     spent = [0, evaluations // 2, evaluations]
     losses = (end, end if best is None else best, training)
@@ -127,7 +127,7 @@ def test_a_stream_is_not_compared_at_other_budgets_and_a_failure_not_at_all():
 
 
 def test_overfitting_shows_as_three_signs():
-    """Ours fits the training rows better and was better on the way, but ends higher."""
+    """vSGD has a lower training loss and a lower best loss, but a higher final loss."""
     ours = [falling(1.2, best=0.8, training=0.1)] * 2
     table = table_of(ours, [falling(1.0, training=0.5)] * 2)
     signs = {kind: compared(table, SMALL, REFERENCE, BY_KIND[kind, "updates"]).sign for kind, _ in BY_KIND}
@@ -201,7 +201,7 @@ def test_profiles_count_a_miss_as_infinite():
     assert ratios["adam-default"] == [math.inf]
 
 
-def test_the_time_to_the_target_is_told_if_all_seeds_arrive():
+def test_time_to_target_is_shown_if_all_seeds_reach_it():
     table = table_of([falling(0.5), falling(1.5)], [falling(1.0)] * 2, [falling(1.9)] * 2)
     rows = [line.split(" | ")[-3:] for line in markdown(table, pages.SMALL).splitlines() if "| Small digits |" in line]
     ours, tuned, adam = rows[1:4]
@@ -244,7 +244,7 @@ def test_pages_say_what_a_stranger_needs():
 
 
 class TestWhatIsMissing:
-    """An empty, partial or damaged folder: the pages say what is missing and show the rest."""
+    """With an empty, partial or damaged folder, the pages name missing runs and show the others."""
 
     ALL = frozenset(
         {("small", name) for name in (ADAM.name, *(f"{GRID.name}{end}" for end in ("", "/single", "/default")))}
@@ -265,11 +265,11 @@ class TestWhatIsMissing:
         return table, markdown(table, pages.SMALL), html(table, pages.SMALL)
 
     def keep(self, folder, keys):
-        """Of the stored runs, only those of some methods, settings and seeds."""
+        """Return a folder with the stored runs of some methods, settings and seeds."""
         path = folder / "suite.jsonl.gz"
         path.write_bytes(packed(r for r in RunFile(path, KEYS) if (r["method"], r["rate"], r["seed"]) in keys))
 
-    def test_a_whole_folder_says_so_of_nothing_but_what_was_never_run(self, folder):
+    def test_complete_folder_reports_only_runs_that_never_ran(self, folder):
         table, text, _ = self.pages(folder, (SMALL,))
         assert set(table.cells) == self.ALL
         assert "| Small digits | Uninstalled | pip install no-such-package |" in text
@@ -395,7 +395,7 @@ def test_bad_input_is_one_clear_line(arguments, words, tmp_path, capsys):
     ],
 )
 def test_the_tables_of_docs_are_those_of_the_stored_runs(page, suite, arguments, tmp_path, monkeypatch):
-    """Whatever version of the source the runs are of, and without any data: `make results` writes these pages."""
+    """`make results` writes these pages from runs of any version of the source, without data."""
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VSGD_DATA", raising=False)

@@ -1,4 +1,4 @@
-"""Learning rates that one run of `vsgd compare` chooses and another takes up."""
+"""Learning rates that one call of `vsgd compare` chooses and another reads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ADAMW = BY_NAME["adamw-cosine"]
 
 
 class Landscape:
-    """Losses by setting, and the settings that were looked up after being requested."""
+    """Losses by setting, and the settings that were requested."""
 
     def __init__(self, loss):
         self.loss, self.run = loss, {}
@@ -43,7 +43,7 @@ class Landscape:
         return self.run.get(setting)
 
     def finish(self, state):
-        """Run what a search needs until it ends."""
+        """Run the settings that a search needs until it is finished."""
         found = state(self)
         while found.needed:
             assert not set(found.needed) & set(self.run)
@@ -53,7 +53,7 @@ class Landscape:
 
 
 def valley(rate, decay=0.01):
-    """The logarithm of the rate's distance to the best, and a penalty of other decays."""
+    """Return a loss that grows with the log distance to the best rate and with other decays."""
     return lambda s: abs(math.log(s.rate / rate)) + (5 if s.decay not in (None, decay) else 0)
 
 
@@ -134,7 +134,7 @@ def save_grid(runs, workload, method, best):
 
 
 def stored_in(out, suite="suite"):
-    """The workload, method, rate and seed of every stored run."""
+    """Return workload, method, rate and seed of every stored run."""
     records = RunFile(out / f"{suite}.jsonl.gz", KEYS)
     return {(r["workload"], r["method"], r["rate"], r["seed"]) for r in records}
 
@@ -144,7 +144,7 @@ def runs(tmp_path):
     return Runs(tmp_path, "suite")
 
 
-def test_the_best_of_every_whole_grid_is_kept(runs):
+def test_best_setting_of_every_complete_grid_is_stored(runs):
     save_grid(runs, SMALL, GRID, GRID.rates[1])
     runs.save(Job(STREAM, GRID, Setting(0.1), 0), ending_at(0.5))
     runs.save(Job(SMALL, ADAM, Setting(), 0), ending_at(0.5))

@@ -1,4 +1,4 @@
-"""`vsgd compare --sensitivity` and `benchmarks/scaling.py`: what is varied, and what the table and figures show."""
+"""Variants, tables and figures of `vsgd compare --sensitivity` and `benchmarks/scaling.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ending_at(loss):
 
 
 def table_of(losses):
-    """All runs end at 1, except for those of some methods."""
+    """Return runs with final loss 1, except those of some methods."""
     cells = {
         (w.name, m.name): Cell(Setting(), {0: ending_at(losses.get(m.name, 1.0))})
         for w in SENSITIVITY.workloads

@@ -1,4 +1,4 @@
-"""The suites of unseen networks and of science: they need no files, and their tasks are what they say."""
+"""The suites of unseen networks and of science need no files, and their tasks match their descriptions."""
 
 from __future__ import annotations
 

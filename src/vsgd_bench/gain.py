@@ -8,18 +8,18 @@ loss by (1 − c)² + c² σ²/k in expectation. The gain is −log of the expec
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import binom
 
 from vsgd.algorithms.paper import Paper, rate
-from vsgd.core import Moments
+from vsgd.core import Moments, Values
 
 EXACT = Paper(epsilon=1e-300)
 """The statistics are exact here, so no denominator needs a larger ε."""
 
-StepSize = Callable[[Any], Any]
+StepSize = Callable[[Values], Values]
 """Returns the step size c for the mean of k non-zero gradients, as a function of k."""
 
 

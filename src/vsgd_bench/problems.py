@@ -7,10 +7,13 @@ form, minus their infimum.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import erf, log_ndtr
+
+from vsgd.core import Values
 
 SHAPES = ("quad", "abs", "rectlin", "gauss")
 QUAD, ABS, RECTLIN, GAUSS = range(4)
@@ -23,17 +26,17 @@ class Problem(Protocol):
     def sigma(self) -> float:
         """Standard deviation of ξ."""
 
-    def gradient(self, offset: Any) -> Any:
+    def gradient(self, offset: Values) -> Values:
         """Return the gradient of a sample."""
 
-    def curvature(self, offset: Any) -> Any:
+    def curvature(self, offset: Values) -> Values:
         """Return the absolute diagonal curvature of a sample."""
 
-    def excess_loss(self, offset: Any) -> Any:
+    def excess_loss(self, offset: Values) -> Values:
         """Return the expected loss at a distance from the optimum, minus its infimum."""
 
 
-def sample_loss(shape: int, scale: float, offset: Any) -> Any:
+def sample_loss(shape: int, scale: float, offset: Values) -> Values:
     """Return the loss of one sample at a distance from its own optimum."""
     if shape == QUAD:
         return scale * offset**2
@@ -44,7 +47,7 @@ def sample_loss(shape: int, scale: float, offset: Any) -> Any:
     return -scale * np.expm1(-(offset**2) / 2)
 
 
-def gradient(shape: int, scale: float, offset: Any) -> Any:
+def gradient(shape: int, scale: float, offset: Values) -> Values:
     """Return the derivative of the sample loss."""
     if shape == QUAD:
         return 2 * scale * offset
@@ -55,7 +58,7 @@ def gradient(shape: int, scale: float, offset: Any) -> Any:
     return scale * offset * np.exp(-offset * offset / 2)
 
 
-def curvature(shape: int, scale: float, offset: Any) -> Any:
+def curvature(shape: int, scale: float, offset: Values) -> Values:
     """Return the absolute second derivative of the sample loss. It is zero beside the kinks of abs and rectlin."""
     if shape == QUAD:
         return 2 * scale + 0 * offset
@@ -64,7 +67,7 @@ def curvature(shape: int, scale: float, offset: Any) -> Any:
     return 0 * offset
 
 
-def excess_loss(shape: int, scale: float, sigma: float, offset: Any) -> Any:
+def excess_loss(shape: int, scale: float, sigma: float, offset: Values) -> Values:
     """Return the expectation over ξ minus its infimum. The optimum is at 0; rectlin approaches its infimum only."""
     u = offset / sigma
     if shape == QUAD:
@@ -97,16 +100,16 @@ class Elementary(NamedTuple):
     def code(self) -> int:
         return SHAPES.index(self.shape)
 
-    def sample_loss(self, offset: Any) -> Any:
+    def sample_loss(self, offset: Values) -> Values:
         return sample_loss(self.code, self.scale, offset)
 
-    def gradient(self, offset: Any) -> Any:
+    def gradient(self, offset: Values) -> Values:
         return gradient(self.code, self.scale, offset)
 
-    def curvature(self, offset: Any) -> Any:
+    def curvature(self, offset: Values) -> Values:
         return curvature(self.code, self.scale, offset)
 
-    def excess_loss(self, offset: Any) -> Any:
+    def excess_loss(self, offset: Values) -> Values:
         with np.errstate(over="ignore"):
             return excess_loss(self.code, self.scale, self.sigma, np.asarray(offset, dtype=float))
 
@@ -120,7 +123,7 @@ ELEMENTARY = tuple(
 class RotatedQuadratic(NamedTuple):
     """½ (θ−ξ)ᵀ H (θ−ξ) with H = Q diag(λ) Qᵀ: a quadratic with coupled coordinates."""
 
-    hessian: Any
+    hessian: NDArray[np.float64]
     noise: float
 
     @property
@@ -131,13 +134,13 @@ class RotatedQuadratic(NamedTuple):
     def dim(self) -> int:
         return len(self.hessian)
 
-    def gradient(self, offset: Any) -> Any:
+    def gradient(self, offset: Values) -> Values:
         return offset @ self.hessian
 
-    def curvature(self, offset: Any) -> Any:
+    def curvature(self, offset: Values) -> Values:
         return np.diag(self.hessian) + 0 * offset
 
-    def excess_loss(self, offset: Any) -> Any:
+    def excess_loss(self, offset: Values) -> Values:
         return (offset * (offset @ self.hessian)).sum(axis=-1) / 2
 
 

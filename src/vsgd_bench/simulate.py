@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vsgd.core import Moments, curvature, signed_curvature
+from vsgd.core import Moments, Values, curvature, signed_curvature
 from vsgd.jit import compiled
 from vsgd_bench.baselines import FINITE_DIFFERENCES, NO_CURVATURE, SAMPLE_CURVATURE, SIGNED_DIFFERENCES, Algorithm
 from vsgd_bench.problems import Elementary, Problem
@@ -31,8 +32,8 @@ BOOTSTRAP = 10
 class Noise(NamedTuple):
     """Standard normal samples, runs × minibatches × n (× dimensions), and a mask of those with non-zero gradient."""
 
-    normal: Any
-    present: Any
+    normal: NDArray[np.float64]
+    present: NDArray[np.bool_]
     lead: int
     """Number of minibatches before the first update."""
 
@@ -44,8 +45,8 @@ class Noise(NamedTuple):
 class Track(NamedTuple):
     """Parameters and rates, runs × checkpoints (× dimensions)."""
 
-    theta: Any
-    rate: Any
+    theta: NDArray[np.float64]
+    rate: NDArray[np.float64]
 
 
 def draw_noise(seed: int, runs: range, updates: int, n: int, dim: int | None = None, presence: float = 1.0) -> Noise:
@@ -67,7 +68,11 @@ def powers_of_two(updates: int) -> list[int]:
 
 
 def simulate(
-    problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
+    problem: Problem,
+    algorithm: Algorithm,
+    noise: Noise,
+    checkpoints: list[int],
+    centers: NDArray[np.floating] | None = None,
 ) -> Track:
     """Return the parameters and rates of all runs at the checkpoints.
 
@@ -111,7 +116,7 @@ def first_minibatch(algorithm: Algorithm, noise: Noise) -> int:
     return noise.lead - min(noise.lead, -int(-algorithm.bootstrap // noise.normal.shape[2]))
 
 
-def _padded(centers: Any, noise: Noise) -> Any:
+def _padded(centers: NDArray[np.floating] | None, noise: Noise) -> NDArray[np.floating]:
     """Return the optimum at every minibatch, including those before the first update."""
     if centers is None:
         return np.zeros(noise.lead + noise.updates)
@@ -119,7 +124,11 @@ def _padded(centers: Any, noise: Noise) -> Any:
 
 
 def simulate_vectorized(
-    problem: Problem, algorithm: Algorithm, noise: Noise, checkpoints: list[int], centers: Any = None
+    problem: Problem,
+    algorithm: Algorithm,
+    noise: Noise,
+    checkpoints: list[int],
+    centers: NDArray[np.floating] | None = None,
 ) -> Track:
     """Simulate all runs at once in NumPy, for problems of any dimension."""
     shape = noise.normal.shape[:1] + noise.normal.shape[3:]
@@ -150,7 +159,7 @@ def _batch_moments(
 ) -> tuple[Moments, Any]:
     count = np.full(theta.shape, sample.shape[1]) if present is None else present.sum(axis=1)
 
-    def mean(values: Any) -> Any:
+    def mean(values: Values) -> Values:
         if present is None:
             return values.mean(axis=1)
         return (values * present).sum(axis=1) / np.maximum(count, 1)
@@ -182,14 +191,14 @@ def fused_runs(
     shape: int,
     scale: float,
     sigma: float,
-    normal: Any,
-    present: Any,
+    normal: NDArray[np.float64],
+    present: NDArray[np.bool_],
     lead: int,
-    centers: Any,
-    # where the results go
+    centers: NDArray[np.float64],
+    # results
     checkpoints: Any,
-    thetas: Any,
-    rates: Any,
+    thetas: NDArray[np.float64],
+    rates: NDArray[np.float64],
 ) -> None:
     """Simulate the runs one after the other, with scalars. This function is compiled; it stores checkpoints only."""
     runs, batches, n = normal.shape

@@ -79,6 +79,10 @@ class Coordinates(NamedTuple):
         *mean, memory = (part.to(self.theta.dtype) for part in self.statistics)
         return State(mean=Moments(*mean), memory=memory, seen=seen)
 
+    def memory_for(self, name: str) -> Tensor:
+        """Return memory for one number per coordinate. It is the same in every step if there is a workspace."""
+        return torch.empty_like(self.theta) if self.workspace is None else self.workspace.buffer(name, self.theta)
+
     def total_columns(self) -> Totals:
         return Totals(*self.totals.unbind(1))
 

@@ -28,6 +28,7 @@ from vsgd.torch.loops import (
     PENALTY,
     PRODUCTS,
     SAMPLES,
+    SCALE,
     SEEN,
     SEGMENT,
     WEIGHT,
@@ -98,12 +99,6 @@ def plan_of(coordinates: Coordinates) -> Plan:
     return plan
 
 
-def memory_for(name: str, coordinates: Coordinates) -> Tensor:
-    """Return memory for one number per coordinate. It is the same in every step if there is a workspace."""
-    workspace, theta = coordinates.workspace, coordinates.theta
-    return torch.empty_like(theta) if workspace is None else workspace.buffer(name, theta)
-
-
 class NumbaEngine:
     """Runs compiled loops on the memory of CPU tensors. Implements `Engine`."""
 
@@ -125,12 +120,12 @@ class NumbaEngine:
     def probe(
         self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
     ) -> Tensor:
-        plan, delta = plan_of(coordinates), memory_for("delta", coordinates)
+        plan, delta = plan_of(coordinates), coordinates.memory_for("delta")
         dtype = plan.theta.dtype
         offsets = (0,) * len(coordinates.lengths) if coordinates.shards is None else coordinates.shards.offsets
         starts = np.cumsum([0, *coordinates.lengths[:-1]]) - np.array(offsets)
-        sizes = strategy.probe_size(coordinates.total_columns().scale, config)
-        segments = np.array([coordinates.seen.numpy(), batch.counts.numpy(), sizes.numpy()], dtype)
+        sizes = strategy.probe_size(plan.totals[:, SCALE], config)
+        segments = np.array([plan.seen, batch.counts.numpy(), sizes], dtype)
         on_threads(
             probe_loop(strategy.probe, plan.is_compact[0], seeds is not None),
             plan.pieces,
@@ -154,7 +149,7 @@ class NumbaEngine:
         segments[SAMPLES] = 0 if samples is None else samples
         several, is_complete = batch.grad_sq is not None, counts.all()
         pieces = plan.pieces if is_complete else pieces_of(coordinates.lengths, tuple(counts > 0))
-        steps = None if moves else memory_for("steps", coordinates)
+        steps = None if moves else coordinates.memory_for("steps")
         if steps is not None and not is_complete:
             steps.zero_()
         flags = several, delta is not None, delta is not None or starts, moves

@@ -23,7 +23,8 @@ SEEN, COUNT, LENGTH, SAMPLES, WEIGHT, DECAY = SEGMENT = range(6)
 GRAD_SQ, SIGNAL, CURV, CURV_SQ, OUTLIERS, STEP_SQ, BATCH_SQ, PRODUCTS, PENALTY = range(len(Sums._fields))
 """Columns of an array of sums."""
 
-MOMENTUM, AGREEMENT = (Totals._fields.index(name) for name in ("momentum", "agreement"))
+SCALE, MOMENTUM, AGREEMENT = (Totals._fields.index(name) for name in ("scale", "momentum", "agreement"))
+"""Columns of an array of totals."""
 
 
 # --- numbers and sums -------------------------------------------------------------------------------------------------

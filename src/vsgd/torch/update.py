@@ -120,6 +120,7 @@ def curvature_penalty(coordinates: Coordinates, into: Rotation) -> Any:
     """Return ½ (θ−θ̄)ᵀ |H| (θ−θ̄), in coordinates in which H is nearly diagonal; 0 if nothing is averaged."""
     if coordinates.average is None:
         return 0.0
-    offset = into(coordinates.theta - coordinates.average)
-    terms = offset.mul_(offset).mul_(coordinates.curv).abs_()
+    offset = torch.sub(coordinates.theta, coordinates.average, out=coordinates.memory_for("back"))
+    rotated = into(offset)
+    terms = rotated.mul_(rotated).mul_(coordinates.curv).abs_()
     return summed(terms.sum().to(coordinates.totals.dtype) / 2, coordinates.shards)

@@ -174,7 +174,7 @@ class VSGDMixin:
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)  # type: ignore[misc]
             return
         trainer = self.trainer
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = scaler_of(trainer)
 
         def closure() -> Any:
             if is_probing():
@@ -245,18 +245,18 @@ def multiply_gradients(module: Any, factor: float) -> None:
             parameter.grad.mul_(factor)
 
 
-def scale_of(trainer: Any) -> float:
-    """Return the factor on the loss with precision="16-mixed"."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    return 1.0 if scaler is None else float(scaler.get_scale())
+def scaler_of(trainer: Any) -> Any:
+    """Return the gradient scaler of precision="16-mixed"; None with other precisions."""
+    return getattr(trainer.precision_plugin, "scaler", None)
 
 
 def clip(trainer: Any, module: Any) -> None:
     """Clip the gradients by the settings of the trainer."""
-    limit, algorithm = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-    multiply_gradients(module, 1 / scale_of(trainer))
+    limit, algorithm, scaler = trainer.gradient_clip_val, trainer.gradient_clip_algorithm, scaler_of(trainer)
+    scale = 1.0 if scaler is None else float(scaler.get_scale())
+    multiply_gradients(module, 1 / scale)
     module.configure_gradient_clipping(trainer.optimizers[0], limit, algorithm)
-    multiply_gradients(module, scale_of(trainer))
+    multiply_gradients(module, scale)
 
 
 def current_buffers(saved: Saving) -> list[SavedBuffer]:

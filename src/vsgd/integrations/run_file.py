@@ -11,13 +11,13 @@ import json
 import math
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vsgd.errors import UserError
 
 HEADER = '{"vsgd": "run", "format": 1}'
-
 
 BLOCK = 1 << 20
 MAX_LINE = 1 << 22
@@ -120,6 +120,18 @@ def _rate(value: Any) -> float:
     return _float(value, least=0.0)
 
 
+READERS: dict[str, Callable[[Any], float]] = {
+    **dict.fromkeys(("step", "steps", "skipped"), _count),
+    **dict.fromkeys(("gradients", "batch"), _rate),
+    "time": _time,
+    "loss": _float,
+}
+"""Functions that check the numbers of a `Record`."""
+
+TENSOR_READERS = (_rate, _rate, _rate, _float, _float, _float)
+"""Functions that check the numbers of a `TensorRecord`."""
+
+
 def _constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
@@ -128,17 +140,8 @@ def _tensor(names: Any, numbers: Any) -> TensorRecord:
     name, basis = names
     if not isinstance(names, list) or not isinstance(name, str) or not isinstance(basis, str):
         raise ValueError("the name of a tensor is not text")
-    low_rate, rate, high_rate, memory, signal_to_noise, outliers = numbers
-    return TensorRecord(
-        name=name[:MAX_NAME],
-        basis=basis[:MAX_NAME],
-        low_rate=_rate(low_rate),
-        rate=_rate(rate),
-        high_rate=_rate(high_rate),
-        memory=_float(memory),
-        signal_to_noise=_float(signal_to_noise),
-        outliers=_float(outliers),
-    )
+    values = [read(number) for read, number in zip(TENSOR_READERS, numbers, strict=True)]
+    return TensorRecord(name[:MAX_NAME], basis[:MAX_NAME], *values)
 
 
 def to_line(record: Record, before: Record | None) -> str:
@@ -168,16 +171,8 @@ def from_line(line: str, names: list[list[str]]) -> Record:
         if len(names) != len(tensors):  # the line that named them is lost
             names = [[f"tensor {i}", ""] for i in range(len(tensors))]
         named = zip(names, tensors, strict=True)
-        return Record(
-            step=_count(fields["step"]),
-            time=_time(fields["time"]),
-            steps=_count(fields["steps"]),
-            loss=_float(fields["loss"]),
-            gradients=_rate(fields["gradients"]),
-            skipped=_count(fields["skipped"]),
-            batch=_rate(fields["batch"]),
-            tensors=tuple(_tensor(*pair) for pair in named),
-        )
+        numbers: dict[str, Any] = {name: read(fields[name]) for name, read in READERS.items()}
+        return Record(**numbers, tensors=tuple(_tensor(*pair) for pair in named))
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 

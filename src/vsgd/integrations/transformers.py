@@ -91,7 +91,7 @@ class VSGDTrainerMixin:
     is_deepspeed_enabled: bool
     is_fsdp_enabled: bool
     _vsgd_steps_per_epoch: int | None = None
-    """Number of steps per epoch; None if there is only one epoch."""
+    """Steps per epoch of the training that is about to start; None if no data are repeated."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -1,9 +1,9 @@
-"""Running statistics, as BatchNorm has them, of the averaged weights, though layers mostly see the iterates.
+"""Correct the running statistics of BatchNorm: layers are evaluated at the iterates, and used at the averaged weights.
 
-In some steps a minibatch is evaluated at the averaged weights, too. This yields the statistics that are wanted, but of
-one minibatch only. Compared with what the same minibatch gave at the iterates it also yields a correction, in which the
-choice of the minibatch cancels out: a shift of the mean and a factor on the variance. The correction is applied to the
-running statistics in every step. The more values a minibatch has, the less the statistics of the iterates count.
+In some steps a minibatch is also evaluated at the averaged weights. This yields the desired statistics, but of one
+minibatch only. The difference to the statistics of the same minibatch at the iterates is a correction: a shift of the
+mean and a factor on the variance. In it the choice of the minibatch cancels out. It is applied to the running
+statistics in every step. The more values a minibatch has, the smaller the weight of statistics at the iterates.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     from vsgd.torch.evaluation import Run
 
 INTERVAL = 23
-"""One step in this many evaluates its minibatch at the averaged weights, too. It is a prime number, since layers or
-data may come in turns."""
+"""Steps between evaluations at the averaged weights. It is a prime number, since layers or data may have a period."""
 
 ITERATES_WORTH = 1000.0
 """Equivalent sample size, in values per channel, of statistics collected at the iterates."""
 
 
 class Layer(NamedTuple):
-    """A normalization whose running statistics may have moved, and what these were before."""
+    """A normalization layer whose running statistics may have changed, and their earlier values."""
 
     module: Any
     mean: Tensor
@@ -40,32 +39,32 @@ class Layer(NamedTuple):
 
 
 class LayerMoments(NamedTuple):
-    """Mean and variance of what passed through a layer."""
+    """Mean and variance of the inputs of a layer."""
 
     mean: Tensor
     var: Tensor
     values: float
-    """Number of values per channel; 0 if it is not known, or if the layer keeps plain means over all minibatches."""
+    """Number of values per channel; 0 if it is not known, or if the layer averages over all minibatches."""
 
 
 class Correction(NamedTuple):
-    """From what a layer sees at the iterates to what it would see at the averaged weights."""
+    """Correction of statistics at the iterates to statistics at the averaged weights."""
 
     shift: Tensor
-    """Of the mean."""
+    """Shift of the mean."""
     factor: Tensor
-    """On the variance."""
+    """Factor on the variance."""
     trust: Tensor
-    """Weight, between 0 and 1, of one minibatch at the averaged weights against all at the iterates."""
+    """Weight, between 0 and 1, of one minibatch at the averaged weights relative to all at the iterates."""
 
 
 def is_due(steps: int) -> bool:
-    """Return whether the step after `steps` others evaluates its minibatch at the averaged weights, too."""
+    """Return whether the step after `steps` others also evaluates its minibatch at the averaged weights."""
     return steps > 0 and steps % INTERVAL == 0
 
 
 def moved_layers(savings: Iterable[Saving]) -> list[Layer]:
-    """Return layers whose statistics may have moved since they were first saved."""
+    """Return layers whose statistics may have changed since they were first saved."""
     found: dict[Any, dict[str, Tensor]] = {}
     for saving in savings:
         for each in saving.buffers:
@@ -78,9 +77,12 @@ def moved_layers(savings: Iterable[Saving]) -> list[Layer]:
 
 
 def key_of(module: Any, places: Mapping[Any, int], others: list[Any]) -> str:
-    """Return the name of a layer in a checkpoint: the index of its weight, or its own among `others`.
+    """Return the name of a layer in a checkpoint: the index of its weight, or its own index among `others`.
 
-    The latter are layers whose weight is not trained, in the order in which they first came.
+    Args:
+        module: the layer.
+        places: index of each parameter.
+        others: layers whose weight is not trained, in the order of their first use. A new one is added.
     """
     if module.weight in places:
         return f"parameter {places[module.weight]}"
@@ -90,23 +92,23 @@ def key_of(module: Any, places: Mapping[Any, int], others: list[Any]) -> str:
 
 
 def remaining_share(layer: Layer) -> Tensor:
-    """Return the share that earlier statistics have in the present ones."""
+    """Return the weight of earlier statistics in the present ones."""
     module, (_, mean, _, updates) = layer.module, layer
     if module.momentum is None:  # a plain mean
         return torch.div(updates.to(mean), module.num_batches_tracked)
-    # InstanceNorm does not count its calls; a part of a model that was not called keeps all
+    # InstanceNorm does not count its calls; the statistics of a layer that was not called are unchanged
     calls = torch.maximum(module.num_batches_tracked - updates, (module.running_mean != mean).any())
     share: Tensor = (1 - module.momentum) ** calls.to(mean)
     return share
 
 
 def layer_moments(saving: Saving) -> dict[Any, LayerMoments]:
-    """Return the moments of what passed through each layer since its statistics were saved; NaN if nothing did."""
+    """Return the moments of the inputs of each layer since its statistics were saved; NaN if it was not called."""
     result = {}
     for layer in moved_layers([saving]):
-        module, kept = layer.module, remaining_share(layer)
-        mean = (module.running_mean - kept * layer.mean) / (1 - kept)
-        var = ((module.running_var - kept * layer.var) / (1 - kept)).clamp(min=0)
+        module, share = layer.module, remaining_share(layer)
+        mean = (module.running_mean - share * layer.mean) / (1 - share)
+        var = ((module.running_var - share * layer.var) / (1 - share)).clamp(min=0)
         result[module] = LayerMoments(mean, var, 0 if module.momentum is None else saving.values.get(module, 0))
     return result
 
@@ -120,11 +122,11 @@ def measure_correction(iterate: LayerMoments, average: LayerMoments, eps: float)
 
 
 def correct(layer: Layer, correction: Correction, average: LayerMoments | None) -> None:
-    """Let statistics move as if the layer had seen the averaged weights; `average` is what it saw there, if it did."""
-    module, kept = layer.module, remaining_share(layer)
+    """Correct the change of a layer's statistics. `average` are its moments at the averaged weights, if measured."""
+    module, share = layer.module, remaining_share(layer)
     shift, factor, trust = (each.to(layer.mean) for each in correction)
-    old = kept * layer.var
-    mean, var = module.running_mean + (1 - kept) * shift, old + factor * (module.running_var - old).clamp(min=0)
+    old = share * layer.var
+    mean, var = module.running_mean + (1 - share) * shift, old + factor * (module.running_var - old).clamp(min=0)
     mean, var = torch.lerp(mean, layer.mean, trust), torch.lerp(var, layer.var, trust)
     if average is not None:
         mean, var = torch.lerp(mean, average.mean, trust), torch.lerp(var, average.var, trust)
@@ -141,24 +143,26 @@ class BatchNormStatistics:
         self._other_layers: list[Any] = []
 
     def update(self, run: Run, blocks: Blocks, steps: int) -> None:
-        """Correct the statistics that the first evaluations of a step have moved. Call it while blocks are open."""
+        """Correct the statistics that the first evaluations of a step have changed. Call it while blocks are open."""
         measured = self._measure(run, blocks) if is_due(steps) else {}
         moved = moved_layers([replay.saved for replay in run.replays])
         indices = {p: k for k, p in enumerate(run.parameters)} if moved else {}
         for layer in moved:
             key = key_of(layer.module, indices, self._other_layers)
-            iterate, average = measured.get(layer.module, (None, None))
-            if iterate is not None and average is not None:
+            average = None
+            if layer.module in measured:
+                iterate, average = measured[layer.module]
                 new = measure_correction(iterate, average, layer.module.eps)
-                average = None if new is None else average
-                if new is not None:
+                if new is None:
+                    average = None
+                else:
                     self.corrections = {**self.corrections, key: new}
             correction = self.corrections.get(key)
             if correction is not None and correction.shift.shape == layer.mean.shape:
                 correct(layer, correction, average)
 
     def _measure(self, run: Run, blocks: Blocks) -> dict[Any, tuple[LayerMoments, LayerMoments]]:
-        """Return what layers saw at the iterates, and see at the averaged weights."""
+        """Return the moments of each layer at the iterates and at the averaged weights."""
         iterates, averages = layer_moments(run.replays[-1].saved), dict[Any, LayerMoments]()
         if run.processes.all("layers with running statistics", not iterates):
             return {}
@@ -166,7 +170,7 @@ class BatchNormStatistics:
         blocks.close()
         run.evaluate_last(lambda saved: averages.update(layer_moments(saved)))
         run.processes.numbers("end of an evaluation at the averaged weights")
-        blocks.open()  # a closure may have changed weights, which are not the user's changes between steps
+        blocks.open()  # changes of weights by the closure are discarded, unlike those between steps
         for parameter, grad in grads.items():
             parameter.grad = grad
         return {module: (iterates[module], average) for module, average in averages.items() if module in iterates}

@@ -31,7 +31,7 @@ SUM_TOLERANCE = 0.1
 
 
 class Checkpoint(NamedTuple):
-    """What `load_state_dict` needs, in memory of its own."""
+    """Content of a state dictionary, copied."""
 
     algorithms: list[Config]
     """The algorithm of each group."""

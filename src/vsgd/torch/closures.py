@@ -1,4 +1,4 @@
-"""Check closures and what they return, and read the call stack: the calling framework, and the user's line."""
+"""Check closures and their results, and find the user's line and the calling framework on the call stack."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REMEDIES = {
     ("accelerate",): "With Accelerate call accelerator.backward(loss) in the closure: optimizer.step(closure).",
     ("torch.amp.grad_scaler",): SCALER,
 }
-"""Remedies by the modules on the call stack, outer ones first: Trainer calls Accelerate, and Lightning a scaler."""
+"""Advice by the modules on the call stack. The first match wins: Trainer calls Accelerate, and Lightning a scaler."""
 
 ACCUMULATES = (
     "Accelerate accumulates over {count} batches and calls step() for the last of them only, so the closures of the "
@@ -79,11 +79,11 @@ ACCUMULATES = (
 # --- the call stack ---------------------------------------------------------------------------------------------------
 
 INTERNAL = ("vsgd", "torch", "contextlib")
-"""Packages that are skipped to find the user's line."""
+"""Packages that are skipped in the search for the user's line."""
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the user's line: the innermost one that is neither in this package nor in torch."""
+    """Issue a warning at the user's line, the innermost one that is neither in this package nor in torch."""
     frames = traceback.walk_stack(inspect.currentframe())
     packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames]
     level = next((k for k, package in enumerate(packages, start=1) if package not in INTERNAL), len(packages))
@@ -91,13 +91,13 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def is_calling(*names: str) -> bool:
-    """Return whether one of these modules, or a part of it, is on the call stack."""
+    """Return whether one of these modules, or a submodule, is on the call stack."""
     modules = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None)}
     return any(f"{module}.".startswith(f"{name}.") for module in modules for name in names)
 
 
 def remedy() -> str:
-    """Return what to do in the framework on the call stack, or an empty text."""
+    """Return advice for the framework on the call stack, or an empty text."""
     for names, text in REMEDIES.items():
         if is_calling(*names):
             return f"\n\n{text}"
@@ -108,7 +108,7 @@ def remedy() -> str:
 
 
 def check_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
-    """Return one closure or several as a list. Raise a TypeError that shows one otherwise."""
+    """Return one closure or several as a list. Raise TypeError, with an example, for anything else."""
     closures = list(closure) if isinstance(closure, Sequence) else [closure]
     if not closures or not all(callable(each) for each in closures):
         raise TypeError(NO_CLOSURE + remedy())
@@ -117,6 +117,7 @@ def check_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]
 
 
 def check_loss(loss: Any) -> None:
+    """Raise TypeError or ValueError unless the result of a closure is a tensor of one element."""
     if not isinstance(loss, Tensor):
         text = f"the closure returned {type(loss).__name__}; it must end with `return loss`, a tensor"
         raise TypeError(text + (remedy() if loss is None else ""))
@@ -125,7 +126,7 @@ def check_loss(loss: Any) -> None:
 
 
 def check_accumulation(count: int) -> None:
-    """Refuse a single closure while `Accelerator.accumulate` skips steps: the closures of these would never run."""
+    """Raise RuntimeError for a single closure in `Accelerator.accumulate`, which skips the steps of other batches."""
     state = sys.modules.get("accelerate.state")
     steps = 1 if state is None else state.GradientState().num_steps
     if steps > 1 and count == 1 and is_calling("accelerate"):
@@ -137,7 +138,7 @@ class NotRepeatable(RuntimeError):
 
 
 def check_repeatable(first: Evaluation, again: Evaluation) -> None:
-    """Raise unless two evaluations at the same weights agree, up to the rounding of parallel sums."""
+    """Raise NotRepeatable unless two evaluations at the same weights agree, up to the rounding of parallel sums."""
     loss, other = float(first.loss), float(again.loss)
     if not abs(loss - other) <= 1e-3 * abs(loss) + 1e-12:
         raise NotRepeatable(NOT_REPEATABLE.format(what="loss", values=f"{loss:g} and {other:g}"))
@@ -147,41 +148,41 @@ def check_repeatable(first: Evaluation, again: Evaluation) -> None:
     for parameter, here in first.grads.items():
         off, size = float(difference(here, again.grads[parameter]).norm()), float(here.norm())
         tolerance = 0.1 if parameter.dtype in (torch.float16, torch.bfloat16) else 0.01
-        # a gradient that is zero but for rounding, as that of a bias before BatchNorm, differs by all of it
+        # a gradient that is only rounding, as that of a bias before BatchNorm, has a relative difference of about 1
         if not off <= tolerance * size + 1e-6 * longest + 1e-12:
             raise NotRepeatable(NOT_REPEATABLE.format(what="gradient", values=f"{off:.2g} off in {size:.2g}"))
 
 
 def difference(here: Tensor, there: Tensor) -> Tensor:
-    """Return the difference of two gradients. That of two sparse ones is sparse: a table may be large."""
+    """Return the difference of two gradients. It is sparse if both are, since a table may be large."""
     return here - there if here.is_sparse == there.is_sparse else here.to_dense() - there.to_dense()
 
 
 def check_probe_was_seen(first: Evaluation, probed: Evaluation) -> None:
-    """Raise if neither loss nor gradient changes: the closure did not use the probed parameters."""
+    """Raise RuntimeError if neither loss nor gradient has changed: the closure did not use the probed parameters."""
 
     def values(evaluation: Evaluation) -> list[Tensor]:
         return [grad.coalesce().values() if grad.is_sparse else grad for grad in evaluation.grads.values()]
 
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in first.grads):
-        return  # a small probe may vanish in rounding
+        return  # a small probe may be rounded to zero
     same = first.grads.keys() == probed.grads.keys() and torch.equal(first.loss, probed.loss)
     if same and all(map(torch.equal, values(first), values(probed))) and any(map(torch.any, values(first))):
         raise RuntimeError(FORWARD_OUTSIDE)
 
 
 class LeftGradients:
-    """The gradients that a step has left, to notice those that were accumulated since, which a step would lose."""
+    """Detects gradients that were accumulated after a step, which the next step would discard."""
 
     def __init__(self) -> None:
         self._left: dict[Tensor, tuple[ReferenceType[Tensor], int]] = {}
 
     def remember(self, parameters: Iterable[Tensor]) -> None:
-        """Remember the present gradients, and their versions."""
+        """Store references to the current gradients, and their versions."""
         self._left = {p: (ref(p.grad), p.grad._version) for p in parameters if p.grad is not None}
 
     def check(self, parameters: Iterable[Tensor]) -> None:
-        """Raise if one of the parameters has another gradient."""
+        """Raise RuntimeError if one of the parameters has another gradient."""
         for parameter in parameters:
             grad = parameter.grad
             if grad is None:

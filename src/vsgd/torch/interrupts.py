@@ -1,10 +1,10 @@
 """Delay signals while a step changes parameters and state.
 
 Python runs signal handlers in the main thread, between any two instructions. A handler that raises, as that of Ctrl-C
-does, could therefore end a step halfway. `DeferredSignals` replaces the handlers of the whole process while its block
-runs: all that are Python functions, whatever the signal. A signal that arrives while user code runs, such as a closure,
-is passed on to the user's handler at once. Any other signal is delivered when the block has ended. Off the main thread,
-where Python runs no handlers, nothing is replaced.
+does, could therefore end a step halfway. `DeferredSignals` replaces the handlers of the whole process during its block:
+all handlers that are Python functions, for any signal. A signal that arrives while user code runs, such as a closure,
+is passed to the user's handler at once. Any other signal is delivered at the end of the block. Nothing is replaced in
+other threads, where Python runs no handlers.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CATCHABLE = sorted(
     if number not in (getattr(signal, "SIGKILL", None), getattr(signal, "SIGSTOP", None))
 )
 
-# the functions of the `signal` module convert numbers to enums, which would take longer than all the rest; those that
-# they wrap are in the module that its only built-in function belongs to
+# The functions of the `signal` module convert numbers to enums, which would take most of the time of a block. The
+# functions that they wrap are in the module that its only built-in function belongs to.
 _functions: Any = getattr(signal.default_int_handler, "__self__", signal)
 _get_handler: Callable[[int], Any] = _functions.getsignal
 _set_handler: Callable[[int, Any], Any] = _functions.signal
@@ -45,7 +45,7 @@ def interruptible(function: Callable[..., T]) -> Callable[..., T]:
 
 @interruptible
 def call_user(function: Callable[[], T]) -> T:
-    """Call a function of the user: signals reach the user's handlers meanwhile."""
+    """Call a function of the user. Signals reach the user's handlers meanwhile."""
     try:
         return function()
     finally:
@@ -53,7 +53,7 @@ def call_user(function: Callable[[], T]) -> T:
 
 
 def adopt_handlers() -> None:
-    """Respect handlers that a closure has installed: signals are deferred for these, and they stay afterwards."""
+    """Defer signals for handlers that a closure has installed, too. These remain after the block."""
     block = DeferredSignals.innermost
     while block is not None and not block.is_open:
         block = block.outer
@@ -66,7 +66,10 @@ def is_main_thread() -> bool:
 
 
 def is_user_code(frame: FrameType | None) -> bool:
-    """Return whether a handler may interrupt this frame: no function of `vsgd.torch` runs, or the last may be."""
+    """Return whether a handler may interrupt this frame.
+
+    That is so if no function of `vsgd.torch` is on the stack, or if the innermost one is interruptible.
+    """
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(PACKAGE):
             return frame.f_code in _INTERRUPTIBLE
@@ -75,7 +78,7 @@ def is_user_code(frame: FrameType | None) -> bool:
 
 
 def is_being_handled(error: BaseException | None) -> bool:
-    """Return whether `except` and `finally` clauses that this exception has led to are running."""
+    """Return whether an `except` or `finally` clause of this exception is running."""
     current = sys.exc_info()[1]
     while current is not None and current is not error:
         current = current.__context__
@@ -83,21 +86,21 @@ def is_being_handled(error: BaseException | None) -> bool:
 
 
 class DeferredSignals:
-    """Context manager that delays signals until its block has ended, except while user code runs within.
+    """Context manager that delays signals until the end of its block, except while user code runs within.
 
-    The user's handlers are back in place before the delayed signals are delivered. Several signals of one kind are
+    The user's handlers are restored before the delayed signals are delivered. Several signals of one kind are
     delivered as one. If a handler raises while user code runs, later signals wait until the exception is handled.
     """
 
     innermost: ClassVar[DeferredSignals | None] = None
-    """The last block of the main thread that has begun."""
+    """The innermost block of the main thread."""
 
     def __init__(self) -> None:
         self.is_open = False
         self.outer: DeferredSignals | None = None
         self._receiver: Handler = self._receive  # one object, to be recognized
         self._handlers: dict[int, Handler] = {}
-        """The handlers before the block: of the user, or of a block around this one."""
+        """The handlers before the block: those of the user, or of an outer block."""
         self._pending: list[int] = []
         self._raised: BaseException | None = None
         """The last exception that a handler raised in user code."""
@@ -105,7 +108,7 @@ class DeferredSignals:
     def __enter__(self) -> None:
         if not is_main_thread():
             return
-        try:  # handlers that are not yet replaced may raise, and once more while the others are put back
+        try:  # a handler that is not yet replaced may raise, and another one while handlers are restored
             try:
                 self.replace_handlers()
                 DeferredSignals.innermost, self.outer = self, DeferredSignals.innermost
@@ -135,7 +138,7 @@ class DeferredSignals:
             self._deliver_all(caller)
 
     def replace_handlers(self) -> None:
-        """Receive all signals that have a handler in Python."""
+        """Replace all handlers that are Python functions by that of this block."""
         handlers = {number: handler for number in CATCHABLE if callable(handler := _get_handler(number))}
         for number in self._handlers.keys() - handlers.keys():
             del self._handlers[number]
@@ -145,7 +148,7 @@ class DeferredSignals:
                 _set_handler(number, self._receiver)
 
     def _restore(self, handlers: dict[int, Handler]) -> None:
-        """Put handlers back and remove them from the dictionary. Those that the user has installed meanwhile stay."""
+        """Restore handlers and remove them from the dictionary. Handlers that the user has installed since remain."""
         for number, handler in list(handlers.items()):
             if _get_handler(number) is self._receiver:
                 _set_handler(number, users_handler(number, handler))
@@ -161,7 +164,7 @@ class DeferredSignals:
             self._deliver(frame)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Do what the user wants to happen on this signal."""
+        """Call the user's handler of a signal, or raise the signal again if there is none in Python."""
         if number in self._handlers:
             self._handlers[number](number, frame)
         elif _get_handler(number) is not self._receiver:
@@ -177,7 +180,7 @@ class DeferredSignals:
                 raise
 
     def _deliver_all(self, frame: FrameType | None) -> None:
-        """Do the same, but call the other handlers even if one raises."""
+        """Call the handlers of all received signals, even if one raises."""
         try:
             self._deliver(frame)
         finally:
@@ -187,7 +190,7 @@ class DeferredSignals:
 
 
 def users_handler(number: int, handler: Any) -> Handler:
-    """Return the handler behind one that belongs to a block that has ended."""
+    """Return the handler that a block which has ended replaced, for a handler of such a block."""
     while isinstance(owner := getattr(handler, "__self__", None), DeferredSignals) and not owner.is_open:
         handler = owner._handlers.get(number, signal.SIG_DFL)
     found: Handler = handler

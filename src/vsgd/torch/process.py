@@ -1,18 +1,18 @@
-"""Effects on the whole process, which end with the last `VSGD`, and the other `VSGD` optimizers of the process.
+"""Manage effects on the whole process, which end with the last `VSGD`, and find other `VSGD` optimizers.
 
 | effect | reason |
 |---|---|
-| a forward pre-hook of all modules | it saves buffers before a closure changes them, and asks other processes for errors before a forward pass waits for them; a hook for each step would make torch compile models again |
-| a filter for one warning of torch | torch warns that hooks of all modules also run for the parts of a compiled module, which is what the hook is for |
+| a forward pre-hook of all modules | it saves buffers before a closure changes them, and exchanges errors with other processes before a forward pass waits for them; a hook for each step would make torch compile models again |
+| a filter for one warning of torch | torch warns that hooks of all modules also run for the parts of a compiled module, which is intended here |
 | `OPTIMIZERS`, weak references to all `VSGD` | networks that train against each other see each other's iterates |
 | signal handlers, during a step and while state or parameters are exchanged | each of these happens as a whole or not at all; see `vsgd.torch.interrupts` |
 
 Nothing is installed by an import.
 
 Networks that train against each other (GANs, actor and critic) must see each other's iterates, not averaged weights.
-An optimizer therefore lets the parameters of its companions hold their iterates while its own closure runs. A companion
-is an optimizer whose parameters the closure uses and that trains in turn with this one. A network whose training has
-ended, such as the teacher in distillation, is not a companion: its averaged weights are used.
+While the closure of an optimizer runs, the parameters of its companions therefore hold their iterates. A companion is an
+optimizer whose parameters the closure uses, and whose steps alternate with the steps of this one. A network whose
+training has ended, such as the teacher in distillation, is not a companion: its averaged weights are used.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vsgd.torch.replay import Saving
 
 OPTIMIZERS: WeakSet[VSGD] = WeakSet()
-"""All that exist."""
+"""All `VSGD` optimizers of the process."""
 
 BeforeForward = Callable[[nn.Module, Any], None]
 
@@ -45,7 +45,7 @@ _undo: list[Callable[[], None]] = []
 
 
 def register(optimizer: VSGD) -> None:
-    """Add an optimizer to `OPTIMIZERS`. When the last one is gone, all effects are undone."""
+    """Add an optimizer to `OPTIMIZERS`. All effects are undone when the last one is deleted."""
     if optimizer not in OPTIMIZERS:
         OPTIMIZERS.add(optimizer)
         finalize(optimizer, undo_after_last).atexit = False
@@ -59,7 +59,7 @@ def undo_after_last() -> None:
 
 
 def call_before_forward(function: BeforeForward) -> None:
-    """Have a function called with every module and its arguments, before each forward pass."""
+    """Call a function with every module and its arguments before each forward pass, from now on."""
     _before_forward[function] = None
     if not _undo:
         _undo.append(register_module_forward_pre_hook(_call_all).remove)
@@ -90,14 +90,14 @@ _clock = itertools.count(1)
 
 
 class Turns(NamedTuple):
-    """When an optimizer has taken its first and its last step, on a clock that counts the steps of all; 0: never."""
+    """Times of the first and the last step of an optimizer, in steps of all optimizers; 0 before the first step."""
 
     first: int = 0
     last: int = 0
 
 
 def next_turn(turns: Turns) -> Turns:
-    """Return the turns of an optimizer that has just taken a step."""
+    """Return the updated times after a step."""
     now = next(_clock)
     return Turns(turns.first or now, now)
 
@@ -108,7 +108,7 @@ def is_last_to_step(own: VSGD) -> bool:
 
 
 def check_unshared(own: VSGD) -> None:
-    """Raise if another optimizer has stepped on parameters of this one since its last step."""
+    """Raise RuntimeError if another optimizer has changed parameters of this one since its last step."""
     for other in list(OPTIMIZERS):
         if other.turns.last > own.turns.last > 0 and not own.parameter_set().isdisjoint(other.parameter_set()):
             raise RuntimeError(SHARED_PARAMETERS)
@@ -131,12 +131,12 @@ def used_by(savings: Iterable[Saving], candidates: Sequence[VSGD]) -> list[VSGD]
 
 
 class Iterates(AbstractContextManager[None], ContextDecorator):
-    """Context in which parameters hold the iterates. Signals interrupt its block, but not its beginning or end."""
+    """Context in which parameters hold the iterates. Signals may interrupt its block, but not its start or end."""
 
     def __init__(self, optimizer: VSGD):
         self._optimizer = optimizer
         self._entered: list[tuple[DeferredSignals, bool]] = []
-        """For each block that has begun: its signals, and whether the parameters held the averaged weights before."""
+        """For each open block: its signals, and whether the parameters held the averaged weights before."""
 
     def __enter__(self) -> None:
         signals, opt = DeferredSignals(), self._optimizer

@@ -1,4 +1,4 @@
-"""Arguments of `VSGD` with their checks: settings of its groups, what a sample is, and parameters."""
+"""Check the arguments of `VSGD`: settings of its groups, the definition of a sample, and parameters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LEFTOVER_STEPS = 20
 """A schedule that has `lr` below `LEFTOVER_LR` for this many steps was probably made for another optimizer."""
 
 LEFTOVER = (
-    "{what} multiplies the learning rates that VSGD finds, so training hardly moves. If it is a learning rate or a "
-    "schedule for another optimizer, remove it."
+    "{what} multiplies the learning rates that VSGD estimates, so training makes little progress. If it is a learning "
+    "rate or a schedule for another optimizer, remove it."
 )
 
 
@@ -89,7 +89,7 @@ def translate_rows(old: dict[str, Any], rows: Rows | None) -> Rows | None:
 
 
 def translate_replicas(old: dict[str, Any], distributed: Replicas | None) -> Replicas | None:
-    """Return the setting of replicas that deprecated arguments stand for."""
+    """Return the setting of replicas that replaces deprecated arguments."""
     if not old:
         return distributed
     samples = old.pop("samples", "minibatch")
@@ -106,7 +106,7 @@ def translate_replicas(old: dict[str, Any], distributed: Replicas | None) -> Rep
 
 
 def check_settings(group: dict[str, Any]) -> None:
-    """Raise unless `lr`, `weight_decay` and `steps_per_epoch` of a group are possible."""
+    """Raise ValueError unless `lr`, `weight_decay` and `steps_per_epoch` of a group are in their ranges."""
     for name in ("lr", "weight_decay"):
         try:
             value = float(group[name])
@@ -114,20 +114,16 @@ def check_settings(group: dict[str, Any]) -> None:
             raise ValueError(f"{name} is {group[name]!r}, it must be a number") from None
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value:g}, it must be finite and at least 0")
-    check_steps_per_epoch(group["steps_per_epoch"])
-
-
-def check_steps_per_epoch(value: Any) -> None:
-    """Raise unless the value is None or a number of steps."""
-    if value is not None and not (isinstance(value, int | float) and 1 <= value < math.inf):
+    steps = group["steps_per_epoch"]
+    if steps is not None and not (isinstance(steps, int | float) and 1 <= steps < math.inf):
         raise ValueError(
-            f"steps_per_epoch is {value!r}; it must be the number of steps in which all training data are seen once, "
+            f"steps_per_epoch is {steps!r}; it must be the number of steps in which all training data are seen once, "
             "at least 1, for example len(loader). Leave it out if data are not repeated."
         )
 
 
 class LearningRateWatch:
-    """Warns once of an `lr` that was probably chosen for another optimizer."""
+    """Warns once about an `lr` that was probably chosen for another optimizer."""
 
     def __init__(self) -> None:
         self._largest = 0.0
@@ -139,7 +135,7 @@ class LearningRateWatch:
             warn(LEFTOVER.format(what=f"lr={lr:g}"))
 
     def see_step(self, groups: list[dict[str, Any]]) -> None:
-        """Raise if a setting is impossible. Warn if `lr` was small in all of the first steps."""
+        """Raise ValueError for a setting outside its range. Warn if `lr` was small in all of the first steps."""
         for group in groups:
             check_settings(group)
         self._largest = max(self._largest, *(float(group["lr"]) for group in groups))

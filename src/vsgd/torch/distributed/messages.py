@@ -35,7 +35,7 @@ OUT_OF_STEP = (
     "the same modules in all processes, and every process must call the optimizer equally often."
 )
 
-PEER_LOST = "another process has ended or does not answer, look at its error: {lost}"
+PEER_LOST = "another process has ended or does not answer; see its error: {lost}"
 
 FAILURE = "vsgd/failure"
 """Key of the store under which the first process that fails leaves its error for those that it cannot reach."""
@@ -171,7 +171,7 @@ class Processes(NamedTuple):
         return [content[:length] for content, length in zip(contents, lengths, strict=True)]
 
     def _row(self, point: str, values: Sequence[float], failed: bool = False) -> list[float]:
-        """Return the numbers of a message: whether it tells of a failure, digest, point, and length of the values."""
+        """Return the numbers of a message: whether it reports a failure, digest, point, number of values, and these."""
         inline = [*values, *[0.0] * INLINE][:INLINE]
         return [float(failed), float(self.digest), float(zlib.crc32(point.encode())), float(len(values)), *inline]
 

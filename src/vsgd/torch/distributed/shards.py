@@ -51,7 +51,7 @@ def check_sharding(parameter: Any) -> None:
 
 
 class Shards(NamedTuple):
-    """How the segments of a block continue in other processes."""
+    """The parts of the segments of a block in all processes."""
 
     group: Any
     lengths: tuple[int, ...]

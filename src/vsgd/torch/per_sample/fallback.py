@@ -45,7 +45,7 @@ class Call:
         if self.sample_axis == 1 and first is not None and first.dim() == 3 and 1 < first.shape[0] == first.shape[1]:
             raise SampleError(
                 f"module {self.name!r} has batch_first=False and got as many positions as samples "
-                f"({first.shape[0]}), so the two cannot be told apart; use batch_first=True"
+                f"({first.shape[0]}), so the two cannot be distinguished; use batch_first=True"
             )
 
     def finish(self, output: Any, listening: Callable[[], bool]) -> None:
@@ -97,7 +97,7 @@ class Call:
 
     def axis(self, place: int, shape: torch.Size | None, count: int) -> int | None:
         """Return the sample axis of an input or output; None if all samples share it."""
-        # hidden states are layers × samples whatever batch_first says
+        # hidden states are layers × samples, independent of batch_first
         axis = 1 if isinstance(self.module, nn.RNNBase) and place > 0 else self.sample_axis
         return axis if shape is not None and len(shape) > axis and shape[axis] == count else None
 

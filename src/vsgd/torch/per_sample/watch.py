@@ -111,7 +111,7 @@ class Watch(TorchFunctionMode):
         def receive(grad: Tensor) -> None:
             if param in self.received:
                 raise SampleError("backward ran twice in one recording; add the losses and call backward once")
-            # a copy: what the parameter gets may be clipped or unscaled before the recording ends
+            # a copy, since the gradient may be clipped or unscaled before the recording ends
             self.received[param] = None if tuple(self.signature) in self._checked else grad.detach().clone()
 
         return receive
@@ -243,7 +243,7 @@ class Watch(TorchFunctionMode):
         if scope is None:
             raise SampleError(
                 f"parameter {self.names[param]!r} goes into {getattr(func, '__name__', type(func).__name__)} outside "
-                "any module call, where samples cannot be told apart; use it inside a module's forward (a penalty on "
+                "any module call, where samples cannot be separated; use it inside a module's forward (a penalty on "
                 "it is weight decay)"
             )
         scope.params.add(param)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -362,3 +365,31 @@ class TestPenalty:
         np.testing.assert_allclose(model.table[:, THETA, 0], self.optimum(l1, l2), atol=0.03)
         if l1:
             assert model.table[3, THETA, 0] == 0
+
+
+FIT_AND_PRINT = """
+import hashlib
+import numpy as np
+from vsgd.sklearn import VSGDClassifier
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((200, 37)) + 3
+model = VSGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, np.arange(200) % 2).model_
+print(hashlib.sha256(b"".join(array.tobytes() for array in model)).hexdigest())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names a processor of this kind")
+def test_machine_code_for_another_processor_makes_the_same_model():
+    """Sums have the order of the source, so that workers with other processors can be compared to the bit."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", FIT_AND_PRINT],
+            env={**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features},
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout
+        for name, features in (("x86-64", "+sse2"), ("x86-64-v3", "+sse4.2,+avx,+avx2"))
+    }
+    assert len(found) == 1

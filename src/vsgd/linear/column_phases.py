@@ -63,10 +63,6 @@ def sum_over_block(i: int, k: Any, theta: Any, delta: Any, work: Workspace) -> t
     return margin, norm
 
 
-vars(sum_over_block)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
-"""The sums may be taken in any order, so that the processor adds several numbers at a time."""
-
-
 def evaluate_rows(batch: Any, targets: Any, weights: Any, task: Task, work: Workspace) -> float:
     """Outputs of the rows, slopes of their losses, and Σ |x| δ over each row. Returns the total loss."""
     entry_slot, entry_value, theta, delta = work.entry_slot, work.entry_value, work.state[THETA], work.delta

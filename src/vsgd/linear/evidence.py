@@ -90,15 +90,20 @@ def distinct_rows(model: Model, task: Task) -> float:
 
 
 def effective_number(own: Any, strength: float) -> float:
-    """Return Σ o / (o + λ) over the information o of each coefficient."""
-    total = 0.0
-    for j in range(len(own)):
-        total += own[j] / (own[j] + strength)
-    return total
+    """Return Σ o / (o + λ) over the information o of each coefficient.
 
-
-vars(effective_number)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
-"""The sum may be taken in any order, so that the processor divides several numbers at a time."""
+    With four partial sums, the processor divides four numbers at a time. Their order is the same on all processors.
+    """
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    rest = len(own) % 4
+    for j in range(rest):
+        a += own[j] / (own[j] + strength)
+    for j in range(rest, len(own), 4):
+        a += own[j] / (own[j] + strength)
+        b += own[j + 1] / (own[j + 1] + strength)
+        c += own[j + 2] / (own[j + 2] + strength)
+        d += own[j + 3] / (own[j + 3] + strength)
+    return (a + b) + (c + d)
 
 
 def estimate_penalty(model: Model, task: Task) -> None:

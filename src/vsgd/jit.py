@@ -84,7 +84,7 @@ def digest(function: Callable[..., Any]) -> str:
     It includes the source of `checksum`. Versions with different checksums therefore use different folders.
     """
     others = {each.__name__: inspect.getsource(how) for each, how in COMPILED_AS.items()}
-    parts = {inspect.getsource(checksum), repr(others)}
+    parts = {inspect.getsource(checksum), inspect.getsource(register), repr(others)}
     for each in reached(function):
         parts.add(inspect.getsource(each))
         options = sorted(getattr(each, "jit_options", {}).get("fastmath", ()))
@@ -112,13 +112,16 @@ COMPILED_AS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
-    """Register a plain function for calls from compiled code, with the numba options in its attribute `jit_options`."""
+    """Register a plain function for calls from compiled code, with the numba options in its attribute `jit_options`.
+
+    It is always inlined. A call would copy the pointers and shapes of all arrays in its NamedTuples to the stack.
+    """
     from numba.extending import overload, register_jitable
 
     if function in COMPILED_AS:
         overload(function)(COMPILED_AS[function])
     else:
-        register_jitable(error_model="numpy", **getattr(function, "jit_options", {}))(function)
+        register_jitable(error_model="numpy", forceinline=True, **getattr(function, "jit_options", {}))(function)
 
 
 def dispatcher_of(function: Callable[..., Any], cache: bool = False) -> Any:

@@ -22,9 +22,10 @@ from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CENTER, CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
+from vsgd.linear.stored_rates import rows_between
 from vsgd.linear.validation import check_all
 
-COLUMN_PASS = pass_with(column_phases.measure, columns.update)
+COLUMN_PASS = pass_with(column_phases.measure, columns.update, stores_rates=True)
 PAPER_PASS = pass_with(paper_phases.measure, paper.update)
 
 
@@ -88,12 +89,16 @@ def run_pass(
     model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, first_output: int = 0
 ) -> float:
     """The compiled pass, in the thread that calls; the total loss."""
-    by_columns = isinstance(training.options, Columns)
-    run = cached_jit(COLUMN_PASS if by_columns else PAPER_PASS)
-    task = training.task._replace(first_output=first_output, center=by_columns and training.task.intercept)
-    centered = most_centered(model, rows) if task.center else 0
-    space = workspace(rows, model.table.shape[0], model.table.shape[2], training.batch_size, centered)
-    return float(run(model, rows, order, targets, weights, training.batch_size, task, training.options, space))
+    options, batch_size = training.options, training.batch_size
+    task = training.task._replace(first_output=first_output)
+    run, centered = cached_jit(PAPER_PASS), 0
+    if isinstance(options, Columns):
+        run = cached_jit(COLUMN_PASS)
+        between = rows_between(model, batch_size, task, options)
+        task = task._replace(center=task.intercept, between=between)
+        centered = most_centered(model, rows) if task.center else 0
+    space = workspace(rows, model.table.shape[0], model.table.shape[2], batch_size, centered, task.between > 0)
+    return float(run(model, rows, order, targets, weights, batch_size, task, options, space))
 
 
 def share_outputs(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:

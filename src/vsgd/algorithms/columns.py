@@ -109,7 +109,7 @@ def rate(mean: Moments, count: PerCoordinate, config: Columns = COLUMNS) -> PerC
     return fraction / (abs(mean.curv) + config.epsilon)
 
 
-def stored_rate(mean: Moments, memory: Array, config: Columns = COLUMNS) -> Array:
+def stored_rate(mean: Moments, memory: PerCoordinate, config: Columns = COLUMNS) -> PerCoordinate:
     """Return the learning rate for one sample that is not in the averages yet; 0 if nothing was measured.
 
     `rate` is larger if the averages contain the gradient G that it multiplies: with ḡ + (G − ḡ)/τ in place of ḡ, the

@@ -283,9 +283,8 @@ def make_learn_loop(
             add_pieces(pieces, sums, found)
             for segment in range(len(totals)):
                 if segments[COUNT, segment] > 0:
-                    totals[segment, :2] = found[:2, segment]
-                    if writes_curvature:
-                        totals[segment, 2:4] = found[2:4, segment]
+                    for kind in range(CURV_SQ + 1 if writes_curvature else SIGNAL + 1):
+                        totals[segment, kind] = found[kind, segment]
                 segments[DECAY, segment] = 0.0
                 if rates.weight_decay > 0 or segments[SAMPLES, segment] > 0:
                     segments[DECAY, segment] = decay_of(

@@ -39,6 +39,7 @@ ALREADY_AVERAGED = (
 MIXED_GRADIENTS = "parameter {index} has a sparse gradient in one process and a dense one in another; choose one"
 
 KINDS = ("none", "dense", "sparse")
+"""Kinds of gradients, for messages."""
 
 
 STEP_FACTS = ("lr", "weight_decay", "steps_per_epoch", "algorithm", "maximize", "steps", "unprobed", "skipped_in_a_row")
@@ -197,20 +198,34 @@ def evaluate_on_all_ranks(
     if awaited:
         exchange("first gradient")
     kinds = [1 + here.grads[p].is_sparse if p in here.grads else 0 for p in parameters]
-    if not processes.are_samples:
-        processes = processes.with_facts({"the gradient of parameter": tuple(KINDS[kind] for kind in kinds)})
-        if not awaited:
-            processes.numbers("end of an evaluation")
-        return here, processes
-    found_kinds, _ = processes.gather_kinds("end of an evaluation", kinds)
-    everywhere: dict[Tensor, Tensor] = {}
-    for index, (parameter, found) in enumerate(zip(parameters, found_kinds, strict=True)):
-        if found >= {1, 2}:
+    if processes.are_samples:
+        return here._replace(grads=gradients_of_any(processes, here.grads, parameters, kinds)), processes
+    processes = processes.with_facts({"the gradient of parameter": tuple(KINDS[kind] for kind in kinds)})
+    if not awaited:
+        processes.numbers("end of an evaluation")
+    return here, processes
+
+
+def gradients_of_any(
+    processes: Processes, grads: dict[Tensor, Tensor], parameters: Sequence[Tensor], kinds: list[int]
+) -> dict[Tensor, Tensor]:
+    """Return a gradient of each parameter that has one in any process; zeros where this process has none.
+
+    Args:
+        processes: those that train the same model.
+        grads: gradients of this process.
+        parameters: parameters of all groups.
+        kinds: indices into `KINDS`, of the gradient of each parameter in this process.
+    """
+    found, _ = processes.gather_kinds("end of an evaluation", kinds)
+    result: dict[Tensor, Tensor] = {}
+    for index, (parameter, found_kinds) in enumerate(zip(parameters, found, strict=True)):
+        if found_kinds >= {1, 2}:
             raise DifferenceError(MIXED_GRADIENTS.format(index=index))
-        if max(found):
-            grad = here.grads.get(parameter)
-            everywhere[parameter] = zero_gradient(parameter, 2 in found) if grad is None else grad
-    return here._replace(grads=everywhere), processes
+        if max(found_kinds):
+            grad = grads.get(parameter)
+            result[parameter] = zero_gradient(parameter, 2 in found_kinds) if grad is None else grad
+    return result
 
 
 def zero_gradient(parameter: Tensor, sparse: bool) -> Tensor:

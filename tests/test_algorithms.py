@@ -530,3 +530,13 @@ class TestMomentum:
         for _ in range(100):
             state = networks.momentum(state, product, advantage)
         assert state.coefficient == 0
+
+    @pytest.mark.parametrize(
+        ("advantage", "recent", "obstructed"),
+        [(-1.0, 0.9, False), (1.0, 0.9, True), (-1.0, 1.1, True), (0.0, 1.0, False)],
+    )
+    @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+    def test_obstacles_are_noise_and_a_rising_loss_in_any_unit(self, advantage, recent, obstructed, unit):
+        averaging = networks.Averaging(window=5.0, advantage=advantage * unit)
+        progress = networks.Progress(recent=recent * unit, earlier=unit, horizon=1.0, spread=unit)
+        assert (networks.momentum_obstacle(averaging, progress) > 0) == obstructed

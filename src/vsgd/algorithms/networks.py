@@ -12,7 +12,8 @@
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
 9. Rates are optimal for a horizon of more than one step, over which noise averages out, as far as the noise of the
    iterates costs less than is gained: `progress`.
-10. Momentum along the drift of the iterates is switched on while gradients agree with it: `momentum`.
+10. Momentum along the drift of the iterates is switched on while gradients agree with it and the loss does not rise:
+    `momentum`.
 11. If the number of steps per epoch is known, weight decay is estimated from gradient noise, curvature and weights:
     `decay_strength`.
 
@@ -417,21 +418,32 @@ def update_window_and_horizon(
 # --- momentum -----------------------------------------------------------------------------------------------------
 
 
-def momentum(before: Momentum, product: PerTensor, advantage: Scalar, config: Networks = NETWORKS) -> Momentum:
+def momentum_obstacle(averaging: Averaging, progress: Progress) -> Scalar:
+    """Return a number that is positive if the average is better than the newest iterate, or if the loss rises.
+
+    In a game between two networks, gradients may agree with the drift while the loss of both rises and falls. Momentum
+    would increase these oscillations. Without known losses, they count as not rising.
+    """
+    rises = progress.recent > progress.earlier
+    return larger(averaging.advantage, rises + 0 * averaging.advantage)
+
+
+def momentum(before: Momentum, product: PerTensor, obstacle: Scalar, config: Networks = NETWORKS) -> Momentum:
     """Return the momentum of a tensor after a step.
 
     θ − θ̄ is a moving average of past steps, so it is the momentum buffer. The derivative of the loss with respect to β
     has the sign of ∇·(θ − θ̄). β grows while that is negative on average, that is, while the newest gradients still
-    point along the drift. It grows only if the newest iterate is no worse than the average, so noise switches it off.
+    point along the drift. It grows only if the newest iterate is no worse than the average, so noise switches it off,
+    and only if the loss does not rise.
 
     Args:
         before: momentum before the step.
         product: ∇·(θ − θ̄) of the tensor in this step.
-        advantage: `Averaging.advantage` of the parameter group.
+        obstacle: `momentum_obstacle` of the parameter group. β falls if it is positive.
         config: constants of the algorithm.
     """
     agreement = ema(before.agreement, product, 1 / AGREEMENT_STEPS)
-    grows = (agreement < 0) & (advantage <= 0)
+    grows = (agreement < 0) & (obstacle <= 0)
     coefficient = before.coefficient + MOMENTUM_GROWTH * (grows == 1) - MOMENTUM_FALL * (grows == 0)
     return Momentum(clip(coefficient * (coefficient > 0), config.max_momentum), agreement)
 

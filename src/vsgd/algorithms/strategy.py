@@ -103,8 +103,8 @@ class Rates(NamedTuple):
     """Number of steps that rates are optimal for."""
     weight_decay: float = 0.0
     """λ of AdamW; 0 leaves weight decay to the estimate."""
-    advantage: float = 0.0
-    """`Averaging.advantage`: how much better the average of the iterates is than the newest."""
+    momentum_obstacle: float = 0.0
+    """See `networks.momentum_obstacle`."""
 
 
 Learn = Callable[..., tuple[State, Info]]
@@ -143,7 +143,7 @@ class Strategy(NamedTuple):
     decay_has_begun: Callable[..., bool]
     """(steps, steps_per_epoch, config) → whether weights decay by the estimate; see `decay_has_begun`."""
     momentum: Callable[..., Momentum]
-    """(before, product, advantage, config) → momentum of a tensor; see `networks.momentum`."""
+    """(before, product, obstacle, config) → momentum of a tensor; see `networks.momentum`."""
     averages_iterates: Callable[[Any], bool]
     """(config) → whether the weights to evaluate are an average of the iterates."""
     rotates: Callable[[Any], bool]
@@ -290,7 +290,7 @@ PAPER_STRATEGY = Strategy(
     averaging_weight=lambda seen, window, config: seen >= 0,  # the weights to evaluate are the iterates
     row_averaging_weight=lambda seen, count, config: seen >= 0,
     decay_has_begun=lambda steps, steps_per_epoch, config: steps < 0,  # the published algorithm has no decay
-    momentum=lambda before, product, advantage, config: before,
+    momentum=lambda before, product, obstacle, config: before,
     averages_iterates=lambda config: False,
     rotates=lambda config: False,
     coarse_curvature=False,

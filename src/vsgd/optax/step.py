@@ -114,8 +114,9 @@ def take_step(
         drifts = along = [drift_of(w, average, weight * usable, settings.lr) for w in work]
         new = update_numbers(work, learned, along, due, numbers._replace(weight=weight), value, counters.step, config)
         skipped = numbers._replace(weight=jnp.zeros_like(numbers.weight))  # the newest iterate has entered
+        obstacle = networks.momentum_obstacle(numbers.averaging, numbers.progress)
         learned = [
-            each._replace(totals=update_momentum(each.totals, drift.products, numbers.advantage, config))
+            each._replace(totals=update_momentum(each.totals, drift.products, obstacle, config))
             for each, drift in zip(learned, along, strict=True)
         ]
     updates = [moves(*each) for each in zip(work, learned, drifts, strict=True)]
@@ -204,10 +205,10 @@ def drift_of(w: Local, average: Params, weight: Array, lr: Any) -> Drift:
     return Drift(means, products, momentum_weight(w.totals.momentum, weight.astype(w.precision), lr))
 
 
-def update_momentum(totals: Totals, products: Array, advantage: Array, config: Config) -> Totals:
+def update_momentum(totals: Totals, products: Array, obstacle: Array, config: Config) -> Totals:
     """Return totals with the momentum after the step. See `networks.momentum` for the arguments."""
     before = Momentum(totals.momentum, totals.agreement)
-    after = strategy_of(config).momentum(before, products, advantage.astype(products.dtype), config)
+    after = strategy_of(config).momentum(before, products, obstacle.astype(products.dtype), config)
     return totals._replace(momentum=after.coefficient, agreement=after.agreement)
 
 

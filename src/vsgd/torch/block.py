@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from vsgd.algorithms.networks import Progress
+from vsgd.algorithms.networks import Averaging, Progress, momentum_obstacle
 from vsgd.algorithms.strategy import Config, Rates, strategy_of
 from vsgd.eigenbasis import Basis
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates
@@ -100,11 +100,12 @@ class Block(Protocol):
 
 def rates_of(group: Group) -> Rates:
     """Return the settings of a group that scale its learning rates."""
+    averaging, progress = Averaging(*group["averaging"][:2]), Progress(*group["progress"])
     return Rates(
         lr=float(group["lr"]),
-        horizon=float(Progress(*group["progress"]).horizon),
+        horizon=float(progress.horizon),
         weight_decay=float(group["weight_decay"]),
-        advantage=float(group["averaging"][1]),
+        momentum_obstacle=float(momentum_obstacle(averaging, progress)),
     )
 
 

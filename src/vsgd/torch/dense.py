@@ -265,7 +265,7 @@ class DenseBlock:
         samples = self._is_matrix * counts * group["steps_per_epoch"] if estimates_decay(group) else None
         rates = rates_of(group)
         if not self._has_momentum:
-            rates = rates._replace(advantage=math.inf)
+            rates = rates._replace(momentum_obstacle=math.inf)
         inputs = Inputs(batch, update.delta, rates, weight, samples)
         moved = learn_and_move(self.coordinates, inputs, self.rule, rotation)
         self._update_bases(batch.plain_grad, batch.counts)

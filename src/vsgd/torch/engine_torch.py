@@ -116,7 +116,9 @@ class TorchEngine:
         theta.copy_(descend(theta, add_momentum(steps, theta, average, momentum), shrinkage))
         average.copy_(ema(average, theta, new_weight))
         before = Momentum(totals.momentum, totals.agreement)
-        for column, new in zip(before, strategy.momentum(before, products, rates.advantage, config), strict=True):
+        for column, new in zip(
+            before, strategy.momentum(before, products, rates.momentum_obstacle, config), strict=True
+        ):
             column.copy_(torch.where(weight > 0, new, column))
         return products
 

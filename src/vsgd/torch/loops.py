@@ -295,7 +295,9 @@ def make_learn_loop(
                         rates,
                     )
                 if moves:
-                    follow(update_momentum, totals[segment], found[PRODUCTS, segment], rates.advantage, constants)
+                    follow(
+                        update_momentum, totals[segment], found[PRODUCTS, segment], rates.momentum_obstacle, constants
+                    )
 
     return learn_loop
 
@@ -349,12 +351,12 @@ def move_loop(update_momentum: Callable[..., Any]) -> Callable[..., None]:
             add_pieces(pieces, sums, products)
             for segment in range(len(totals)):
                 if segments[WEIGHT, segment] > 0:
-                    follow(update_momentum, totals[segment], products[0, segment], rates.advantage, config)
+                    follow(update_momentum, totals[segment], products[0, segment], rates.momentum_obstacle, config)
 
     return cached_jit(move_loop)
 
 
-def follow(update_momentum: Callable[..., Any], row: Any, product: float, advantage: float, config: Any) -> None:
+def follow(update_momentum: Callable[..., Any], row: Any, product: float, obstacle: float, config: Any) -> None:
     """Let the momentum in the totals of a segment follow a step."""
-    after = update_momentum(Momentum(row[MOMENTUM], row[AGREEMENT]), product, advantage, config)
+    after = update_momentum(Momentum(row[MOMENTUM], row[AGREEMENT]), product, obstacle, config)
     row[MOMENTUM], row[AGREEMENT] = after.coefficient, after.agreement

@@ -134,7 +134,7 @@ NOT_VERBS = re.compile(
 )
 """First words of docstrings that do not begin with an imperative."""
 
-OTHER_STYLE = {"optax"} | {f"{name}.py" for name in ("column_phases", "minibatch", "training")}
+OTHER_STYLE = {f"{name}.py" for name in ("column_phases", "kernel", "minibatch", "training")}
 """Packages and modules whose docstrings are not checked yet."""
 
 

@@ -17,7 +17,7 @@ from steps import batches, flat, new_params, squared_error, step_of
 import vsgd.optax
 from vsgd import COLUMNS, NETWORKS, PAPER
 from vsgd.algorithms.strategy import Totals
-from vsgd.optax import groups, samples, transformation
+from vsgd.optax import coordinates, groups, samples, transformation
 from vsgd.optax.state import Numbers
 
 SIZES = (6, 8, 3)
@@ -466,7 +466,9 @@ def test_mistakes_are_told_when_a_step_is_traced():
         vsgd.optax.per_sample(squared_error, chunk=0)
 
 
-@pytest.mark.parametrize("module", [samples, transformation], ids=["samples", "transformation"])
+@pytest.mark.parametrize(
+    "module", [coordinates, samples, transformation], ids=["coordinates", "samples", "transformation"]
+)
 def test_examples_of_docstrings_run(module):
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0

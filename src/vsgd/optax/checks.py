@@ -33,7 +33,7 @@ def check_settings(lr: Any, weight_decay: Any, steps_per_epoch: Any, gradient_fl
 
 
 def check_parameters(params: Any) -> None:
-    """Only real floating-point numbers can be moved by small steps."""
+    """Raise if a parameter is not a real floating-point number, since no other can be moved by small steps."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             raise TypeError(
@@ -43,7 +43,7 @@ def check_parameters(params: Any) -> None:
 
 
 def check_arguments(grads: Any, params: Any, grad_fn: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """Is all there that a step needs, and do gradients belong to the parameters? Returns `grad_fn`."""
+    """Return `grad_fn`. Raise if an argument is missing, or if gradients do not belong to the parameters."""
     if params is None:
         raise ValueError("vsgd needs the parameters: tx.update(grads, state, params, grad_fn=grad_fn)")
     if grad_fn is None:
@@ -57,7 +57,7 @@ def check_arguments(grads: Any, params: Any, grad_fn: Callable[[Any], Any] | Non
 
 
 def check_like_parameters(name: str, grads: Any, params: Any) -> None:
-    """Do gradients have the structure and the shapes of the parameters?"""
+    """Raise if gradients do not have the structure and the shapes of the parameters."""
     found: Any = jax.tree.structure(grads)
     wanted: Any = jax.tree.structure(params)
     if found != wanted:

@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
 
     @property
     def precision(self) -> Any:
-        """Type of the computation."""
+        """Return the type of the computation."""
         return jnp.promote_types(self.dtype, jnp.float32)
 
     @property
@@ -47,7 +47,7 @@ class Tensor(NamedTuple):
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix.
+    """Return rows and columns of a tensor as a matrix.
 
     The first axis against the others or the others against the last, whichever has the longer short side: outputs come
     first in Equinox and last in Flax.
@@ -60,13 +60,32 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def gradient_flops(grad_fn: Callable[..., Any], *args: Any) -> float:
-    """Floating-point operations of one call, as the compiler counts them; loops count once."""
+    """Return the floating-point operations of one gradient, as counted by the compiler.
+
+    The body of a loop counts once.
+
+    Args:
+        grad_fn: function that returns the gradient of a minibatch, for example `jax.grad(loss)`.
+        args: its arguments, for example parameters and a minibatch.
+
+    Returns:
+        The number of operations, for the argument `gradient_flops` of `vsgd`; 0 if the compiler does not count them.
+
+    Raises:
+        TypeError: if an argument is no pytree of arrays.
+
+    Example:
+        >>> def loss(params, x):
+        ...     return jnp.sum((x @ params) ** 2)
+        >>> gradient_flops(jax.grad(loss), jnp.ones((64, 8)), jnp.ones((32, 64))) > 2 * 32 * 64 * 8
+        True
+    """
     analysis = jax.jit(grad_fn).lower(*args).cost_analysis()
     return float((analysis or {}).get("flops", 0.0))
 
 
 def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: float | None) -> list[Tensor]:
-    """How parameters of these shapes and types are rotated, so that all of it costs at most a quarter of a gradient."""
+    """Return how parameters of these shapes and types are rotated, at a cost of at most a quarter of a gradient."""
     matrices = [matrix_shape(shape) for shape, _ in leaves]
     rotated = strategy_of(config).rotates(config)
     if flops is None:
@@ -129,8 +148,8 @@ class Library:
             On a CPU, JAX distributes a batch of decompositions over its threads and waits for them in one of these
             threads. As many batches as threads, at the same time, wait forever.
             """
-            q, r = lax.map(jnp.linalg.qr, matrices.reshape(-1, *matrices.shape[-2:]))
-            return q.reshape(matrices.shape), r.reshape(matrices.shape)
+            q, r = lax.map(jnp.linalg.qr, matrices)
+            return q, r
 
         @staticmethod
         def diagonal(matrices: Array) -> Array:
@@ -140,20 +159,14 @@ class Library:
 def rotated_bases(bases: Sequence[Basis]) -> list[Basis]:
     """Return the bases rotated towards the eigenvectors of their covariances.
 
-    Sides of equal shape are rotated together, because every decomposition takes long to compile.
+    They are not stacked by shape: the compiler compiles identical loops once, but each slice of a stack by itself.
     """
-    sides = [(q, cov) for basis in bases for q, cov in (basis[:2], basis[2:]) if q is not None]
-    by_shape: dict[object, list[int]] = {}
-    for k, (q, _) in enumerate(sides):
-        by_shape.setdefault((q.shape, q.dtype), []).append(k)
-    rotated: dict[int, Array] = {}
+
+    def rotated(q: Array | None, cov: Array) -> Array | None:
+        return None if q is None else eigenbasis.rotated_basis(q, cov, Library)
+
     with jax.default_matmul_precision("highest"):
-        for members in by_shape.values():
-            q, cov = (jnp.stack([sides[k][part] for k in members]) for part in (0, 1))
-            together = eigenbasis.rotated_basis(q, cov, Library)
-            rotated.update(zip(members, together, strict=True))
-    new = iter([rotated[k] for k in range(len(sides))])
-    return [
-        basis._replace(left=None if basis.left is None else next(new), right=None if basis.right is None else next(new))
-        for basis in bases
-    ]
+        return [
+            basis._replace(left=rotated(basis.left, basis.left_cov), right=rotated(basis.right, basis.right_cov))
+            for basis in bases
+        ]

@@ -37,27 +37,26 @@ class Group(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array of coordinates."""
+        """Return the shape of the array of coordinates."""
         return (sum(self.rows), LANES) if self.is_joined else self.tensors[0].shape
 
     @property
     def rows(self) -> list[int]:
-        """Number of rows of each tensor."""
+        """Return the number of rows of each tensor."""
         return [-(-tensor.size // LANES) for tensor in self.tensors]
 
     @property
     def sizes(self) -> np.ndarray:
-        """Number of coordinates of each tensor, at least 1."""
+        """Return the number of coordinates of each tensor, at least 1."""
         return np.array([max(tensor.size, 1) for tensor in self.tensors], np.float32)
 
     def join(self, values: Sequence[Array]) -> Array:
         """Return the values of all tensors as one array of coordinates."""
         if not self.is_joined:
             return values[0]
-        pieces = []
-        for tensor, rows, value in zip(self.tensors, self.rows, values, strict=True):
-            pieces += [value.reshape(-1), jnp.zeros(rows * LANES - tensor.size, value.dtype)]
-        return jnp.concatenate([piece for piece in pieces if piece.size]).reshape(self.shape)
+        each = zip(self.tensors, self.rows, values, strict=True)
+        padded = [jnp.pad(value.reshape(-1), (0, rows * LANES - tensor.size)) for tensor, rows, value in each]
+        return jnp.concatenate([value.reshape(-1, LANES) for value in padded if value.size])
 
     def split(self, coordinates: Array) -> list[Array]:
         """Return the values of each tensor, in its shape. Inverse of `join`."""

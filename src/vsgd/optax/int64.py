@@ -1,6 +1,6 @@
 """Whole numbers of 64 bits as pairs of 32, which is all that JAX has by default.
 
-They have the operators that `networks.random_bit` and `tensors.probe_seed` use, so that signs are those of torch.
+They have the operators that `networks.random_bit` and `strategy.probe_seed` use, so that signs are those of torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Int64:
 
     @staticmethod
     def of(value: Array | int | Int64) -> Int64:
-        """From a Python int of any size, or from an array of numbers that are not negative."""
+        """Convert a Python int of any size, or an array of numbers that are not negative."""
         if isinstance(value, Int64):
             return value
         if isinstance(value, int):
@@ -58,13 +58,13 @@ class Int64:
         return Int64(self.high & other.high, self.low & other.low)
 
     def __rshift__(self, bits: int) -> Int64:
-        """By 32 bits or more; the sign is kept."""
+        """Shift by 32 bits or more. The sign does not change."""
         signed = self.high.astype(jnp.int32)
         return Int64((signed >> 31).astype(jnp.uint32), (signed >> (bits - 32)).astype(jnp.uint32))
 
 
 def _high_word(a: Array, b: Array) -> Array:
-    """The upper 32 bits of a product of two words, from products of their halves."""
+    """Return the upper 32 bits of a product of two words, from products of their halves."""
     a_high, a_low, b_high, b_low = a >> 16, a & 0xFFFF, b >> 16, b & 0xFFFF
     middle = a_high * b_low + (a_low * b_low >> 16)
     other = a_low * b_high + (middle & 0xFFFF)

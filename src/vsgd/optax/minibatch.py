@@ -1,8 +1,7 @@
-"""The statistics of a group of tensors and of its minibatch in one step."""
+"""The state of a group of tensors and the gradients of its minibatch, in one step."""
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from vsgd.algorithms.strategy import Totals, gradient_limit
+from vsgd.algorithms.strategy import gradient_limit
 from vsgd.core import Moments
 from vsgd.core import State as CoreState
 from vsgd.eigenbasis import Basis
-from vsgd.optax.coordinates import back, into
+from vsgd.optax.coordinates import Tensor, back, into
 from vsgd.optax.groups import Group
 from vsgd.optax.samples import GradFn, Params, SampleGradients
 from vsgd.optax.state import State
@@ -34,13 +33,12 @@ class Local(NamedTuple):
     grad: Array
     grad_sq: Array | None
     """Mean square over the samples; None if the minibatch is one sample."""
-    norm_sq: Array
-    """Squared norm of the gradient of each tensor."""
     mean: Moments
     """In the precision of the state."""
     memory: Array
     seen: Array
-    totals: Totals
+    columns: slice
+    """Where numbers per tensor contain those of this group."""
 
     @property
     def precision(self) -> Any:
@@ -48,13 +46,8 @@ class Local(NamedTuple):
 
     @property
     def state(self) -> CoreState:
-        """The statistics in the precision of the computation."""
+        """Return the statistics in the precision of the computation."""
         return CoreState(Moments(*(part.astype(self.precision) for part in self.mean)), self.memory, self.seen)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """Number of coordinates of each tensor."""
-        return self.group.sizes.astype(self.precision)
 
     def rotate(self, values: Sequence[Array]) -> Array:
         """Return values of each tensor as one array in the coordinates of the bases."""
@@ -75,15 +68,15 @@ def collect(
 ) -> list[Local]:
     """Return the state and the gradients of each group."""
     all_params, all_grads = jax.tree.leaves(params), jax.tree.leaves(grads)
-    work = []
+    work: list[Local] = []
     for k, group in enumerate(groups):
+        first = len(tensors_of(work))
         basis = [state.basis[tensor.place] for tensor in group.tensors]
-        mean, totals = Moments(*(part[k] for part in state.mean)), Totals(*state.totals[k])
-        empty = jnp.zeros(0)
-        w = Local(group, [], [], basis, empty, None, empty, mean, state.memory[k], seen, totals)
+        mean = Moments(*(part[k] for part in state.mean))
+        columns = slice(first, first + len(group.tensors))
+        w = Local(group, [], [], basis, jnp.zeros(0), None, mean, state.memory[k], seen, columns)
         w = w._replace(theta=w.select(all_params), plain_grad=w.select(all_grads), seen=seen.astype(w.precision))
-        grad = w.rotate(w.plain_grad)
-        work.append(w._replace(grad=grad, norm_sq=group.sums(grad * grad)[0]))
+        work.append(w._replace(grad=w.rotate(w.plain_grad)))
     if isinstance(grad_fn, SampleGradients):
         squares = grad_fn.mean(lambda gradient_at: [g * g for g in in_coordinates(work, gradient_at(params))])
         work = [w._replace(grad_sq=square) for w, square in zip(work, squares, strict=True)]
@@ -96,24 +89,40 @@ def in_coordinates(work: list[Local], grads: Params) -> list[Array]:
     return [w.rotate(w.select(leaves)) for w in work]
 
 
-def in_leaf_order(work: list[Local], per_group: Iterable[Iterable[Any]]) -> list[Any]:
-    """Return values of the tensors of each group in the order of the leaves of the parameters."""
-    places = [tensor.place for w in work for tensor in w.group.tensors]
-    values = [value for part in per_group for value in part]
+def in_leaf_order(work: list[Local], values: Iterable[Any]) -> list[Any]:
+    """Return values of all tensors, group after group, in the order of the leaves of the parameters."""
+    places = [tensor.place for tensor in tensors_of(work)]
     return [value for _, value in sorted(zip(places, values, strict=True), key=operator.itemgetter(0))]
 
 
-def is_usable(values: Array | None, w: Local) -> Array:
+def tensors_of(work: list[Local]) -> list[Tensor]:
+    """Return all tensors, group after group. Numbers per tensor have this order."""
+    return [tensor for w in work for tensor in w.group.tensors]
+
+
+def products(work: list[Local], a: Iterable[Array], b: Iterable[Array]) -> Array:
+    """Return the scalar product of each pair of tensors; both are given group after group."""
+    a, b = iter(a), iter(b)
+    parts = []
+    for w in work:
+        first, second = (w.group.join([next(values) for _ in w.group.tensors]) for values in (a, b))
+        parts.append(w.group.sums(first * second)[0])
+    return jnp.concatenate(parts)
+
+
+def are_usable(work: list[Local], norm_sq: Array, value: Array | None) -> Array:
+    """Return whether the squared norms of all gradients, their mean squares and the loss are usable."""
+    limits = np.array([limit(tensor.precision) for tensor in tensors_of(work)])
+    checks = [(norm_sq < limits.astype(norm_sq.dtype)).all()]
+    checks += [is_usable(w.grad_sq, w.precision) for w in work if w.grad_sq is not None]
+    return jnp.stack(checks if value is None else [*checks, jnp.isfinite(value)]).all()
+
+
+def is_usable(values: Array, precision: Any) -> Array:
     """Return whether all numbers are finite, and small enough to be divided by a squared probe."""
-    if values is None:
-        return jnp.asarray(True)
-    largest = jnp.max(abs(values), initial=0)
-    return largest < gradient_limit(float(np.finfo(w.precision).max))
+    return jnp.max(abs(values), initial=0) < limit(precision)
 
 
-def all_of(answers: Iterable[Array]) -> Array:
-    return functools.reduce(operator.and_, answers, jnp.asarray(True))
-
-
-def total(numbers: Iterable[Array]) -> Array:
-    return functools.reduce(operator.add, numbers, jnp.zeros((), jnp.result_type(float)))
+def limit(precision: Any) -> float:
+    """Return the size beyond which a gradient of this precision is not usable."""
+    return gradient_limit(float(np.finfo(precision).max))

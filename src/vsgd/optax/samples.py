@@ -28,11 +28,11 @@ class SampleGradients:
     chunk: int
 
     def __call__(self, params: Params) -> Params:
-        """The mean gradient."""
+        """Return the mean gradient."""
         return jax.grad(lambda p: jax.vmap(self.loss, (None, 0))(p, self.batch).mean())(params)
 
     def mean(self, statistic: Callable[[GradFn], Any]) -> Any:
-        """The mean over samples of a `statistic` of the gradient of each; `chunk` of them are kept at a time."""
+        """Return the mean of a `statistic` of the gradients of samples, of which `chunk` are in memory at a time."""
 
         def total(rows: Any) -> Any:
             values = jax.vmap(lambda row: statistic(lambda p: jax.grad(self.loss)(p, row)))(rows)
@@ -52,18 +52,26 @@ class SampleGradients:
 
 
 def per_sample(loss: Callable[[Params, Any], Array], *, chunk: int = 32) -> Callable[[Any], SampleGradients]:
-    """Let every row of a minibatch be a sample, as in the paper; otherwise the minibatch is one.
+    """Return a function that makes a `grad_fn` of a minibatch in which every row is a sample, as in the paper.
 
-        samples = vsgd.optax.per_sample(loss)
-        grad_fn = samples((x, y))
-        updates, state = tx.update(grad_fn(params), state, params, grad_fn=grad_fn)
+    Without it, the minibatch is one sample.
 
     Args:
-        loss: the loss of one sample, `loss(params, sample)`: a pytree of arrays without the axis of the minibatch.
-        chunk: how many gradients of single samples are kept at a time.
+        loss: loss of one sample, `loss(params, sample)`. A sample is a pytree of arrays without the minibatch axis.
+        chunk: number of per-sample gradients in memory at a time.
 
     Returns:
-        A function of a minibatch, a pytree of arrays whose first axis counts samples. It returns a `grad_fn`.
+        A function of a minibatch, a pytree of arrays whose first axis counts samples. It returns a `grad_fn`, and
+        raises ValueError if the arrays do not have the same number of samples.
+
+    Raises:
+        ValueError: if `chunk` is below 1.
+
+    Example:
+        >>> samples = per_sample(lambda params, sample: (params * sample) ** 2 / 2)
+        >>> grad_fn = samples(jnp.array([1.0, 3.0]))
+        >>> float(grad_fn(jnp.array(2.0)))  # the mean of 2 · 1² and 2 · 3²
+        10.0
     """
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}, it must be at least 1")
@@ -91,6 +99,9 @@ def unmasked(grad_fn: GradFn, params: Params) -> GradFn:
     Returns:
         A gradient function of the parameters that are not hidden.
 
+    Raises:
+        ValueError: by the returned function, if its argument does not have the structure of `params`.
+
     Example:
         >>> def grad_fn(p):
         ...     return {"w": p["w"] * p["b"], "b": p["b"]}
@@ -112,7 +123,7 @@ def is_masked(node: Any) -> bool:
 
 @contextmanager
 def explained_masks(params: Params) -> Iterator[None]:
-    """A gradient function that does not know masked parameters fails in ways of its own; name the remedy."""
+    """Add the remedy to errors of a gradient function that cannot handle masked parameters."""
     try:
         yield
     except Exception as error:
@@ -122,10 +133,10 @@ def explained_masks(params: Params) -> Iterator[None]:
 
 
 def filled(masked: Params, params: Params) -> Params:
-    """The masked tree with values of `params` where it has none."""
+    """Return the masked tree with values of `params` where it has none."""
     return jax.tree.map(lambda own, other: other if is_masked(own) else own, masked, params, is_leaf=is_masked)
 
 
 def hide_as(masked: Params, params: Params) -> Params:
-    """`params`, with what is masked in the first tree masked."""
+    """Return `params` without the parameters that are masked in the first tree."""
     return jax.tree.map(lambda own, other: own if is_masked(own) else other, masked, params, is_leaf=is_masked)

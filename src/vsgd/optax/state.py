@@ -70,8 +70,8 @@ class State(NamedTuple):
     mean: Moments
     """Four tuples."""
     memory: tuple[Array, ...]
-    totals: tuple[Array, ...]
-    """`Totals` of the tensors of each group, one column per tensor."""
+    totals: tuple[Array]
+    """`Totals`, one column per tensor, group after group."""
     basis: tuple[Basis, ...]
     """One per parameter, in the order of the leaves; None for a side that is not rotated."""
     average: Params
@@ -131,14 +131,13 @@ def new_state(params: Params, groups: list[Group], config: Config) -> State:
     }
     tensors = sorted((tensor for group in groups for tensor in group.tensors), key=lambda tensor: tensor.place)
     zeros = [jnp.zeros_like(p, t.precision) for p, t in zip(leaves, tensors, strict=True)]
+    widest = jnp.result_type(jnp.float32, *map(precision, tensors))
     return State(
         counters=filled(0, (len(Counters._fields),), jnp.int32),
         numbers=jnp.array(np.array(Numbers(**numbers), jnp.result_type(float))),
         mean=Moments(*(coordinates(0, dtype_of) for dtype_of in (precision, precision, curvature, curvature))),
         memory=coordinates(config.memory, precision),
-        totals=as_tuple(
-            filled(0, (len(Totals._fields), len(group.tensors)), precision(group.tensors[0])) for group in groups
-        ),
+        totals=(filled(0, (len(Totals._fields), len(tensors)), widest),),
         basis=as_tuple(map(new_basis, tensors)),
         average=structure.unflatten(zeros) if strategy.averages_iterates(config) else None,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,26 +13,22 @@ from jax import Array, lax
 
 from vsgd import eigenbasis
 from vsgd.algorithms import networks
-from vsgd.algorithms.networks import Momentum, TensorContext, add_momentum, momentum_weight
-from vsgd.algorithms.strategy import (
-    Config,
-    Totals,
-    estimated_decay,
-    limited_step,
-    strategy_of,
-    weight_decay,
-)
+from vsgd.algorithms.networks import Momentum, Networks, TensorContext, add_momentum, momentum_weight
+from vsgd.algorithms.strategy import Config, Totals, estimated_decay, limited_step, strategy_of, weight_decay
 from vsgd.core import Moments, descend, ema
 from vsgd.eigenbasis import Basis
 from vsgd.optax.coordinates import rotated_bases, updated_covariances
 from vsgd.optax.groups import Group
-from vsgd.optax.minibatch import Local, all_of, collect, in_leaf_order, is_usable, total
-from vsgd.optax.probe import Curvature, Scales, is_due, known_curvature, known_scales, measure, measure_scales
+from vsgd.optax.minibatch import Local, are_usable, collect, in_leaf_order, products, tensors_of
+from vsgd.optax.probe import Curvature, measure, measure_scales
 from vsgd.optax.samples import GradFn, Params, SampleGradients
-from vsgd.optax.state import Counters, Numbers, State, as_tuple, curvature_dtype
+from vsgd.optax.state import Counters, Numbers, State, curvature_dtype
 
 Bases = tuple[tuple[Basis, ...], list[Array]]
 """Bases of all parameters, and ḡ of each group in them."""
+
+GRADIENT_SUMS, CURVATURE_SUMS = slice(0, 2), slice(2, 4)
+"""Rows of `Totals` that are sums of gradients, and of curvatures."""
 
 
 class Settings(NamedTuple):
@@ -45,26 +41,42 @@ class Settings(NamedTuple):
     seed: Any
 
 
+class Minibatch(NamedTuple):
+    """Quantities of a step that learning needs. Numbers per tensor are in the order of `tensors_of(work)`."""
+
+    work: list[Local]
+    samples: Array
+    """Number of samples."""
+    sizes: Array
+    """Number of coordinates of each tensor."""
+    norm_sq: Array
+    """Squared norm of the gradient of each tensor."""
+    average: list[Array]
+    """θ̄ of each tensor; empty if iterates are not averaged."""
+    step: Array
+    """Number of steps before this one."""
+    horizon: Array
+
+
 class Learned(NamedTuple):
-    """New statistics of a group after a minibatch, the step of each coordinate, and the decay of each tensor."""
+    """Statistics of a group after a minibatch, and the step of each coordinate."""
 
     mean: Moments
     memory: Array
     step: Array
-    totals: Totals
-    decay: Array | None
-    """d in θ ← (θ − step) / (1 + d); None if no tensor decays."""
+    """The gradient in coordinates until the group has learned."""
 
 
-class Drift(NamedTuple):
-    """θ − θ̄ of a group, along which momentum moves."""
+class Outcome(NamedTuple):
+    """What a step computes, in arrays that are updated in place."""
 
-    average: list[Array]
-    """θ̄ of each tensor."""
-    products: Array
-    """∇·(θ − θ̄) of each tensor."""
-    weight: Array
-    """`networks.momentum_weight` of each tensor."""
+    learned: list[Learned]
+    totals: Array
+    """`Totals`, one column per tensor."""
+    usable: Array
+    """Whether all gradients are usable."""
+    penalty: Array
+    """`Numbers.curvature_penalty`"""
 
 
 def take_step(
@@ -77,61 +89,149 @@ def take_step(
     value: Array | None,
 ) -> tuple[Params, State]:
     """Return the updates, to be added to the parameters, and the new state."""
-    config = settings.algorithm
-    structure: Any = jax.tree.structure(params)
+    if not groups:
+        return grads, state
+    config, strategy = settings.algorithm, strategy_of(settings.algorithm)
     counters, numbers = Counters(*state.counters), Numbers(*state.numbers)
     count = jnp.asarray(grad_fn.count if isinstance(grad_fn, SampleGradients) else 1, numbers.seen.dtype)
-    average = state.average
+    work = collect(groups, grads, state, numbers.seen, params, grad_fn)
+    theta, plain_grads = [p for w in work for p in w.theta], [g for w in work for g in w.plain_grad]
+    (before,) = state.totals
+    sizes = jnp.asarray(np.concatenate([group.sizes for group in groups]), before.dtype)
+    norm_sq = jnp.concatenate([w.group.sums(w.grad * w.grad)[0] for w in work])
+    average, averages, drift = state.average, [], jnp.zeros_like(norm_sq)
     if average is not None:
         average = jax.tree.map(lambda mean, p: entered(mean, p, numbers.weight), average, params)
+        averages = [mean for w in work for mean in w.select(jax.tree.leaves(average))]
+        # the compiler would store the negative, θ − θ̄, as arrays, because momentum needs it too
+        drift = -products(work, plain_grads, [mean - p for mean, p in zip(averages, theta, strict=True)])
+    usable = are_usable(work, norm_sq, value) & jnp.isfinite(drift).all()
+    batch = Minibatch(work, count, sizes, norm_sq, averages, counters.step, numbers.horizon)
 
-    work = collect(groups, grads, state, numbers.seen, params, grad_fn)
-    usable = all_of(is_usable(part, w) for w in work for part in (w.norm_sq, w.grad_sq))
-    if value is not None:
-        usable &= jnp.isfinite(value)
-    scales: list[Scales] = lax.cond(
+    totals = Totals(*before)
+    scale, rms = lax.cond(
         (counters.unprobed == 0) & usable,
-        lambda: measure_scales(work, counters.step, value, config),
-        lambda: [known_scales(w) for w in work],
+        lambda: measure_scales(work, sizes, totals.scale, norm_sq, counters.step, value, config),
+        lambda: (totals.scale, totals.rms),
     )
-    work = [w._replace(totals=w.totals._replace(**each._asdict())) for w, each in zip(work, scales, strict=True)]
-    due = usable & is_due(work, counters.unprobed, numbers.seen, count, config)
-    # the compiler runs a branch on one processor, so it contains only the work to be saved
-    curvatures, usable = lax.cond(
-        due,
-        lambda: measure(work, params, grad_fn, count, counters.step, config, settings.seed),
-        lambda: ([known_curvature(w) for w in work], usable),
-    )
-    learned = [
-        learn(w, curvature, count * usable, numbers.horizon, counters.step, settings)
-        for w, curvature in zip(work, curvatures, strict=True)
-    ]
-    bases, means = update_bases(work, [each.mean.grad for each in learned], state.basis, counters.step, usable)
+    totals = totals._replace(scale=scale, rms=rms)
+    is_long = strategy.is_long(norm_sq, totals, count, config).any()
+    due = usable & strategy.probe_due(numbers.seen < config.bootstrap, counters.unprobed, is_long, config)
+    learned = [Learned(w.mean, w.memory, w.grad) for w in work]
+    outcome = Outcome(learned, jnp.stack(totals), usable, numbers.curvature_penalty)
+    outcome = update_if(due, lambda before: probe_and_learn(batch, before, params, grad_fn, settings), outcome)
+    outcome = learn_all(batch, outcome, [None for _ in work], ~due, settings)
+    learned, totals, usable = outcome.learned, Totals(*outcome.totals), outcome.usable
+
+    steps = [step for w, new in zip(work, learned, strict=True) for step in w.rotate_back(new.step)]
+    decays = decay_of(batch, steps, totals, count * usable, settings)
     new = skipped = numbers
-    drifts: Sequence[Drift | None] = [None for _ in work]
     if average is not None:
-        weight = strategy_of(config).averaging_weight(numbers.seen, numbers.window, config)
-        drifts = along = [drift_of(w, average, weight * usable, settings.lr) for w in work]
-        new = update_numbers(work, learned, along, due, numbers._replace(weight=weight), value, counters.step, config)
+        weight = strategy.averaging_weight(numbers.seen, numbers.window, config)
+        pull = momentum_weight(totals.momentum, weight * usable, settings.lr)
+        steps = [add_momentum(*each) for each in zip(steps, theta, averages, pull, strict=True)]
+        averaging, progress = networks.update_window_and_horizon(
+            numbers.averaging,
+            numbers.progress,
+            drift.sum(),
+            outcome.penalty,
+            value,
+            counters.step,
+            cast(Networks, config),
+        )
+        new = Numbers(numbers.seen, weight, outcome.penalty, *averaging, *progress)
         skipped = numbers._replace(weight=jnp.zeros_like(numbers.weight))  # the newest iterate has entered
         obstacle = networks.momentum_obstacle(numbers.averaging, numbers.progress)
-        learned = [
-            each._replace(totals=update_momentum(each.totals, drift.products, obstacle, config))
-            for each, drift in zip(learned, along, strict=True)
+        after = strategy.momentum(Momentum(totals.momentum, totals.agreement), drift, obstacle, config)
+        totals = totals._replace(momentum=after.coefficient, agreement=after.agreement)
+    updates = [-step for step in steps]
+    if decays is not None:
+        updates = [
+            jnp.where(decay > 0, descend(p, step, decay) - p, -step)
+            for p, step, decay in zip(theta, steps, decays, strict=True)
         ]
-    updates = [moves(*each) for each in zip(work, learned, drifts, strict=True)]
+    updates = [each.astype(tensor.dtype) for each, tensor in zip(updates, tensors_of(work), strict=True)]
+    bases, means = update_bases(work, [each.mean.grad for each in learned], state.basis, counters.step, usable)
+    structure: Any = jax.tree.structure(params)
     return structure.unflatten(in_leaf_order(work, updates)), State(
         counters=jnp.where(usable, counted(counters, due), state.counters.at[1].set(counters.skipped + 1)),
         numbers=jnp.where(usable, as_array(new._replace(seen=numbers.seen + count)), as_array(skipped)),
-        mean=Moments(as_tuple(means), *(as_tuple(each.mean[k] for each in learned) for k in (1, 2, 3))),
-        memory=as_tuple(each.memory for each in learned),
-        totals=as_tuple(
-            jnp.where(usable, jnp.stack(each.totals), before)
-            for each, before in zip(learned, state.totals, strict=False)
-        ),
+        mean=Moments(tuple(means), *(tuple(each.mean[k] for each in learned) for k in (1, 2, 3))),
+        memory=tuple(each.memory for each in learned),
+        totals=(jnp.where(usable, jnp.stack(totals), before),),
         basis=bases,
         average=average,
     )
+
+
+def update_if(due: Array, update: Callable[[Any], Any], value: Any) -> Any:
+    """Return `update(value)` if that is due, else `value`.
+
+    A loop of at most one turn changes arrays in place. A branch of `lax.cond` would copy those that it does not change.
+    """
+    _, new = lax.while_loop(lambda carry: carry[0], lambda carry: (jnp.zeros_like(due), update(carry[1])), (due, value))
+    return new
+
+
+def probe_and_learn(batch: Minibatch, before: Outcome, params: Params, grad_fn: GradFn, settings: Settings) -> Outcome:
+    """Return the outcome after the curvature was measured and all groups have learned.
+
+    Args:
+        batch: the minibatch.
+        before: outcome before the probe.
+        params: tree of the parameters.
+        grad_fn: gradient function of the user.
+        settings: arguments of `vsgd`.
+    """
+    work = [
+        w._replace(mean=each.mean, memory=each.memory, grad=each.step)
+        for w, each in zip(batch.work, before.learned, strict=True)
+    ]
+    scale = Totals(*before.totals).scale
+    curvatures, delta_sq, usable = measure(
+        work, scale, params, grad_fn, batch.samples, batch.step, settings.algorithm, settings.seed
+    )
+    totals = before.totals.at[Totals._fields.index("probe_size")].set(jnp.sqrt(delta_sq / batch.sizes))
+    before = before._replace(totals=totals, usable=usable)
+    new = learn_all(batch, before, curvatures, jnp.ones_like(usable), settings)
+    totals, penalty, averages = new.totals, jnp.zeros_like(before.penalty), iter(batch.average)
+    for w, each in zip(work, new.learned, strict=True):
+        curv, curv_sq = (part.astype(w.precision) for part in (each.mean.curv, each.mean.curv_sq))
+        sums = w.group.sums(abs(curv), curv_sq)
+        totals = totals.at[CURVATURE_SUMS, w.columns].set(sums.astype(totals.dtype))
+        if batch.average:
+            offset = w.rotate([p - next(averages) for p in w.theta])
+            penalty += (abs(curv) * offset * offset).sum() / 2
+    return new._replace(totals=totals, penalty=penalty)
+
+
+def learn_all(batch: Minibatch, before: Outcome, curvatures: list[Any], due: Array, settings: Settings) -> Outcome:
+    """Return the outcome after all groups have learned if that is due, else `before`.
+
+    Groups learn one after the other, because each receives the totals of the last, so their temporary arrays share
+    memory.
+
+    Args:
+        batch: the minibatch.
+        before: outcome before the groups learn.
+        curvatures: measured curvature of each group, or None for each.
+        due: whether groups learn.
+        settings: arguments of `vsgd`.
+    """
+    config = settings.algorithm
+    context = strategy_of(config).context(Totals(*before.totals), batch.sizes, config, batch.horizon)
+    contexts, totals, learned = jnp.stack(context), before.totals, []
+    for w, old, curvature in zip(batch.work, before.learned, curvatures, strict=True):
+
+        def learn_group(carry: tuple[Learned, Array], w: Local = w, curvature: Curvature | None = curvature) -> Any:
+            old, totals = carry
+            new = learn(w, old, curvature, contexts[:, w.columns], batch.samples * before.usable, settings)
+            sums = w.group.sums(new.mean.grad_sq, new.mean.grad**2)
+            return new, totals.at[GRADIENT_SUMS, w.columns].set(sums.astype(totals.dtype))
+
+        new, totals = update_if(due, learn_group, (old, totals))
+        learned.append(new)
+    return before._replace(learned=learned, totals=totals)
 
 
 def entered(mean: Array, newest: Any, weight: Array) -> Array:
@@ -140,155 +240,85 @@ def entered(mean: Array, newest: Any, weight: Array) -> Array:
     return result
 
 
-def learn(w: Local, measured: Curvature, count: Array, horizon: Array, steps: Array, settings: Settings) -> Learned:
-    """Return the statistics after the minibatch, and the steps. A count of 0 changes nothing, whatever the gradient."""
-    config, state = settings.algorithm, w.state
-    strategy, stored = strategy_of(config), curvature_dtype(w.group.tensors[0], config)
-    totals = w.totals._replace(probe_size=measured.probe_size)
-    per_tensor = strategy.context(totals, w.sizes, config, horizon.astype(w.precision))
-    shared = TensorContext(*w.group.spread(jnp.stack(per_tensor)))
+def learn(
+    w: Local, before: Learned, curvature: Curvature | None, context: Array, count: Array, settings: Settings
+) -> Learned:
+    """Return the statistics after the minibatch, and the steps. A count of 0 changes nothing, whatever the gradient.
+
+    Args:
+        w: the group.
+        before: its statistics and its gradient.
+        curvature: curvature that a probe has measured; None leaves the averages of the curvature unchanged.
+        context: `TensorContext` of each tensor, one column per tensor.
+        count: samples in the minibatch.
+        settings: arguments of `vsgd`.
+    """
+    w = w._replace(mean=before.mean, memory=before.memory, grad=before.step)
+    config, state, tensor = settings.algorithm, w.state, w.group.tensors[0]
+    shared = TensorContext(*w.group.spread(context.astype(w.precision)))
     count = count.astype(w.precision)
     grad = jnp.where(count > 0, w.grad, 0)
     grad_sq = grad * grad if w.grad_sq is None else jnp.where(count > 0, w.grad_sq, 0)
-    batch = Moments(grad, grad_sq, measured.curv, measured.curv_sq)
-    new, info = strategy.learn(w.group.tensors[0].decoupled)(state, batch, count, config, shared)
-    step = limited_step(settings.lr * info.rate, grad, state.mean.grad_sq, shared)
-    mean = new.mean._replace(curv=new.mean.curv.astype(stored), curv_sq=new.mean.curv_sq.astype(stored))
-    rounded = w._replace(mean=mean).state.mean
-    sums = w.group.sums(rounded.grad_sq, rounded.grad**2, abs(rounded.curv), rounded.curv_sq)
-    totals = totals._replace(grad_sq=sums[0], signal=sums[1], curv=sums[2], curv_sq=sums[3])
-    step = step.astype(w.precision)
-    return Learned(mean, new.memory, step, totals, decay_of(w, totals, step, grad, count, steps, settings))
+    batch = Moments(grad, grad_sq, *(state.mean[2:] if curvature is None else curvature))
+    new, info = strategy_of(config).learn(tensor.decoupled)(state, batch, count, config, shared)
+    step = limited_step(settings.lr * info.rate, grad, state.mean.grad_sq, shared).astype(w.precision)
+    stored = curvature_dtype(tensor, config)
+    curv, curv_sq = w.mean[2:] if curvature is None else (part.astype(stored) for part in new.mean[2:])
+    return Learned(Moments(new.mean.grad, new.mean.grad_sq, curv, curv_sq), new.memory, step)
 
 
-def decay_of(
-    w: Local, totals: Totals, step: Array, grad: Array, count: Array, steps: Array, settings: Settings
-) -> Array | None:
+def decay_of(batch: Minibatch, steps: list[Array], totals: Totals, count: Array, settings: Settings) -> Array | None:
     """Return the weight decay of each tensor, as the user has set it or estimated; None if no tensor decays.
 
     Args:
-        w: state of the group.
-        totals: of the group after the minibatch.
-        step: step of each coordinate.
-        grad: gradient of each coordinate.
-        count: samples in the minibatch.
-        steps: number of steps before this one.
+        batch: the minibatch.
+        steps: step of each tensor.
+        totals: of each tensor after the minibatch.
+        count: samples in the minibatch; 0 if it is skipped.
         settings: arguments of `vsgd`.
     """
     strength, steps_per_epoch = settings.weight_decay, settings.steps_per_epoch
     if steps_per_epoch is None and isinstance(strength, int | float) and strength == 0:
         return None
-    grad_norm_sq, step_norm_sq = w.group.sums(grad * grad, step * step)
-    decay: Array = weight_decay(strength, step_norm_sq, w.sizes)
+    step_norm_sq = products(batch.work, steps, steps)
+    decay: Array = weight_decay(strength, step_norm_sq, batch.sizes)
     if steps_per_epoch is None:
         return decay
     # biases and scales of normalization layers, which are vectors, do not decay
-    is_matrix = np.array([len(tensor.shape) > 1 for tensor in w.group.tensors])
-    begun = strategy_of(settings.algorithm).decay_has_begun(steps, steps_per_epoch, settings.algorithm)
-    samples = is_matrix * begun * count * jnp.asarray(steps_per_epoch, w.precision)
-    estimate = estimated_decay(totals, w.sizes, samples, step_norm_sq, grad_norm_sq)
+    is_matrix = np.array([len(tensor.shape) > 1 for tensor in tensors_of(batch.work)])
+    begun = strategy_of(settings.algorithm).decay_has_begun(batch.step, steps_per_epoch, settings.algorithm)
+    samples = is_matrix * begun * count * jnp.asarray(steps_per_epoch, batch.sizes.dtype)
+    estimate = estimated_decay(totals, batch.sizes, samples, step_norm_sq, jnp.where(count > 0, batch.norm_sq, 0))
     return jnp.where(strength > 0, decay, estimate)
-
-
-def drift_of(w: Local, average: Params, weight: Array, lr: Any) -> Drift:
-    """Return θ̄ of a group and its momentum in this step.
-
-    Args:
-        w: state and gradients of the group.
-        average: tree of the averages of the iterates.
-        weight: weight with which the next iterate enters the average; 0 if the step is skipped.
-        lr: the user's factor on the rates.
-    """
-    means = w.select(jax.tree.leaves(average))
-    offset = w.group.join([p - mean for p, mean in zip(w.theta, means, strict=True)])
-    products = w.group.sums(w.group.join(w.plain_grad) * offset)[0]
-    return Drift(means, products, momentum_weight(w.totals.momentum, weight.astype(w.precision), lr))
-
-
-def update_momentum(totals: Totals, products: Array, obstacle: Array, config: Config) -> Totals:
-    """Return totals with the momentum after the step. See `networks.momentum` for the arguments."""
-    before = Momentum(totals.momentum, totals.agreement)
-    after = strategy_of(config).momentum(before, products, obstacle.astype(products.dtype), config)
-    return totals._replace(momentum=after.coefficient, agreement=after.agreement)
-
-
-def update_numbers(
-    work: list[Local],
-    learned: list[Learned],
-    drifts: list[Drift],
-    due: Array,
-    numbers: Numbers,
-    value: Array | None,
-    step: Array,
-    config: Any,
-) -> Numbers:
-    """Return the window of the average and the horizon of the rates after the minibatch.
-
-    Args:
-        work: state and gradients of each group.
-        learned: new statistics of each group.
-        drifts: θ − θ̄ of each group.
-        due: whether the minibatch was probed.
-        numbers: numbers before the step, with the weight of the next iterate.
-        value: loss of the minibatch, or None.
-        step: number of steps before this one.
-        config: constants of the algorithm.
-    """
-
-    def penalty(w: Local, curv: Array, drift: Drift) -> Array:
-        offset = w.rotate([p - mean for p, mean in zip(w.theta, drift.average, strict=True)])
-        return (abs(curv.astype(offset.dtype)) * offset * offset).sum() / 2
-
-    curvature_penalty = lax.cond(
-        due,
-        lambda: total(penalty(w, each.mean.curv, drift) for w, each, drift in zip(work, learned, drifts, strict=True)),
-        lambda: numbers.curvature_penalty,
-    )
-    products = total(drift.products.sum() for drift in drifts)
-    averaging, progress = networks.update_window_and_horizon(
-        numbers.averaging, numbers.progress, products, curvature_penalty, value, step, config
-    )
-    return Numbers(numbers.seen, numbers.weight, curvature_penalty, *averaging, *progress)
-
-
-def moves(w: Local, learned: Learned, drift: Drift | None) -> list[Array]:
-    """Return the update of each parameter in its own coordinates, with momentum and weight decay."""
-    steps = w.rotate_back(learned.step)
-    if drift is not None:
-        steps = [add_momentum(*each) for each in zip(steps, w.theta, drift.average, drift.weight, strict=True)]
-    new = [-step for step in steps]
-    if learned.decay is not None:
-        new = [
-            jnp.where(decay > 0, descend(p, step, decay) - p, -step)
-            for p, step, decay in zip(w.theta, steps, learned.decay, strict=True)
-        ]
-    return [each.astype(tensor.dtype) for each, tensor in zip(new, w.group.tensors, strict=True)]
 
 
 def update_bases(work: list[Local], means: list[Array], bases: tuple[Basis, ...], step: Array, usable: Array) -> Bases:
     """Return the bases after the minibatch, and ḡ of each group in them."""
-    grads = in_leaf_order(work, [w.plain_grad for w in work])
-    tensors = in_leaf_order(work, [w.group.tensors for w in work])
+    grads = in_leaf_order(work, [grad for w in work for grad in w.plain_grad])
+    tensors = in_leaf_order(work, tensors_of(work))
     if not any(tensor.is_rotated for tensor in tensors):
         return bases, means
 
-    def observe() -> Bases:
+    def observe(before: Bases) -> Bases:
+        bases, means = before
         each = zip(tensors, bases, grads, strict=True)
         new = tuple(updated_covariances(tensor, basis, grad, step) for tensor, basis, grad in each)
-        result: Bases = lax.cond(eigenbasis.is_refresh_step(step), lambda: refresh(new), lambda: (new, means))
+        result: Bases = update_if(eigenbasis.is_refresh_step(step), refresh, (new, means))
         return result
 
-    def refresh(before: tuple[Basis, ...]) -> Bases:
-        after = tuple(rotated_bases(before))
+    def refresh(before: Bases) -> Bases:
+        bases, means = before
+        after = tuple(rotated_bases(bases))
 
         def in_new_basis(w: Local, mean: Array) -> Array:
             if not any(tensor.is_rotated for tensor in w.group.tensors):
                 return mean
-            return w._replace(basis=[after[tensor.place] for tensor in w.group.tensors]).rotate(w.rotate_back(mean))
+            old, new = ([basis[tensor.place] for tensor in w.group.tensors] for basis in (bases, after))
+            return w._replace(basis=new).rotate(w._replace(basis=old).rotate_back(mean))
 
         return after, [in_new_basis(w, mean) for w, mean in zip(work, means, strict=True)]
 
-    updated: Bases = lax.cond(usable & eigenbasis.is_covariance_step(step), observe, lambda: (bases, means))
+    updated: Bases = update_if(usable & eigenbasis.is_covariance_step(step), observe, (bases, means))
     return updated
 
 
@@ -298,4 +328,5 @@ def counted(counters: Counters, due: Array) -> Array:
 
 
 def as_array(numbers: Numbers) -> Array:
+    """Return the numbers as one array."""
     return jnp.stack([jnp.asarray(number, numbers.seen.dtype) for number in numbers])

@@ -19,7 +19,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.per_sample.terms import SampleError, Terms, sum_dtype, written_out
+from vsgd.torch.per_sample.terms import SampleError, Terms, sum_dtype
 
 
 class Call:
@@ -232,5 +232,5 @@ class Recording:
         for param in params:
             for lo, hi, term in self.terms.get(param, []):
                 block = grads[param][:, lo:hi]
-                block += written_out(term, samples, block[:1, :1].numel())(slice(0, hi - lo)).view_as(block)
+                block += term.written_out(samples, block[:1, :1].numel())(slice(0, hi - lo)).view_as(block)
         return grads

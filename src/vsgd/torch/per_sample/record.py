@@ -31,7 +31,6 @@ from vsgd.torch.per_sample.terms import (
     Term,
     lookups_in,
     scaled,
-    written_out,
 )
 from vsgd.torch.per_sample.watch import Use, Watch
 
@@ -206,8 +205,8 @@ def block_gram(terms: list[Term], rows: int, columns: int, count: int) -> Tensor
         # an outer product a sample: ⟨b_i a_iᵀ, b_j a_jᵀ⟩ = (a_i·a_j)(b_i·b_j)
         inputs, grads = factors
         return (inputs @ inputs.T) * (grads @ grads.T)
-    grouped = any(isinstance(term, Outer) and term.grads.shape[1] > 1 for term in terms)
-    writers = [written_out(term, slice(0, count), columns) for term in terms]
+    grouped = any(isinstance(term, Outer) and term.is_grouped for term in terms)
+    writers = [term.written_out(slice(0, count), columns) for term in terms]
     gram = terms[0].grads.new_zeros(count, count)
     for part in slices(rows, rows if grouped else TILE // max(1, columns * count)):
         tile = torch.stack([rows_of(part) for rows_of in writers]).sum(0).flatten(1)

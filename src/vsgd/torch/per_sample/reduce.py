@@ -28,12 +28,9 @@ from vsgd.torch.per_sample.terms import (
     add_rows,
     empty_sums,
     lookups_in,
-    narrowed,
     of_samples,
     rotated,
     stacked_rows,
-    total,
-    written_out,
 )
 
 WIDTH = 256
@@ -220,7 +217,7 @@ def parameter_sums(
 
 def covering(placed: Sequence[Placed], lo: int, hi: int) -> list[Term]:
     """Return the parts of the terms in the rows lo … hi, between two edges."""
-    return [narrowed(item, lo, hi) for item in placed if item.lo <= lo and hi <= item.hi]
+    return [item.narrowed(lo, hi) for item in placed if item.lo <= lo and hi <= item.hi]
 
 
 def products(terms: list[list[Term]]) -> SampleSums | None:
@@ -249,11 +246,11 @@ def tiles(block: Tensor, terms: list[list[Term]], count: int) -> SampleSums:
     """Return the sums by writing the samples' gradients out tile by tile."""
     sums = empty_sums(block, pair=len(terms) > 1)
     rows, columns = len(block), block[:1].numel()
-    grouped = any(isinstance(term, Outer) and term.grads.shape[1] > 1 for term in chain(*terms))
+    grouped = any(isinstance(term, Outer) and term.is_grouped for term in chain(*terms))
     needed = max([rows * columns if grouped else columns, *(unfolded_size(term) for term in chain(*terms))])
     for samples in slices(count, TILE // max(1, needed)):
         length = samples.stop - samples.start
-        ready = [[written_out(term, samples, columns) for term in one] for one in terms]
+        ready = [[term.written_out(samples, columns) for term in one] for one in terms]
         for part in slices(rows, rows if grouped else TILE // max(1, columns * length)):
             shape = (length, part.stop - part.start, columns)
             add_rows(sums, part, of_samples(*(added_up(one, part, shape, sums.grad_sq) for one in ready)))
@@ -330,10 +327,10 @@ def check_totals(
 def placed_total(param: Tensor, placed: list[Placed], sparse: bool) -> Tensor:
     """Return Σ_j g_j of a parameter from its terms. It is sparse if that is wanted, and all terms are lookups."""
     if sparse and all(isinstance(item.term, Lookup) for item in placed):
-        return torch.stack([total(item.term, param.shape) for item in placed]).sum(0)
+        return torch.stack([item.term.total(param.shape) for item in placed]).sum(0)
     whole = torch.zeros_like(param)
     for lo, hi, term in placed:
-        part = total(term, whole[lo:hi].shape)
+        part = term.total(whole[lo:hi].shape)
         whole[lo:hi] += part.to_dense() if part.is_sparse else part
     return whole
 

@@ -19,6 +19,10 @@ class SampleError(RuntimeError):
     """Per-sample gradients cannot be computed from this recording. The message says why, and what to do."""
 
 
+Rows = Callable[[slice], Tensor]
+"""Returns gradients for a range of rows: samples × rows × columns."""
+
+
 class Outer(NamedTuple):
     """g_j = grads_j @ inputs_j for each group of rows: linear layers and convolutions."""
 
@@ -29,11 +33,46 @@ class Outer(NamedTuple):
     unfold: Callable[[Tensor], Tensor] | None = None
     """Unfolds the inputs of some samples at a time, where unfolded inputs take more memory than the inputs."""
 
+    @property
+    def is_grouped(self) -> bool:
+        return self.grads.shape[1] > 1
+
+    def factors(self, samples: slice) -> tuple[Tensor, Tensor]:
+        """Return both factors for some samples."""
+        inputs = self.inputs[samples]
+        return (inputs if self.unfold is None else self.unfold(inputs)), self.grads[samples]
+
+    def written_out(self, samples: slice, columns: int) -> Rows:
+        inputs, grads = self.factors(samples)
+        if not self.is_grouped:
+            return lambda rows: grads[:, 0, rows] @ inputs[:, 0]
+        return lambda rows: (grads @ inputs).flatten(1, 2)[:, rows]
+
+    def narrowed(self, rows: slice) -> Outer:
+        return self._replace(grads=self.grads[:, :, rows])
+
+    def total(self, shape: torch.Size) -> Tensor:
+        summed = self.grads.new_zeros(())
+        for start in range(0, len(self.grads), UNFOLDED_AT_ONCE):
+            inputs, grads = self.factors(slice(start, start + UNFOLDED_AT_ONCE))
+            summed = summed + torch.einsum("ngti,ngot->goi", inputs, grads)
+        return summed.reshape(shape)
+
 
 class Explicit(NamedTuple):
     """g_j itself, n × parameter. It is no larger than the activations for biases and norms."""
 
     grads: Tensor
+
+    def written_out(self, samples: slice, columns: int) -> Rows:
+        grads = self.grads[samples].flatten(2) if self.grads.dim() > 2 else self.grads[samples].unsqueeze(-1)
+        return lambda rows: grads[:, rows]
+
+    def narrowed(self, rows: slice) -> Explicit:
+        return Explicit(self.grads[:, rows])
+
+    def total(self, shape: torch.Size) -> Tensor:
+        return self.grads.sum(0).view(shape)
 
 
 class Lookup(NamedTuple):
@@ -44,8 +83,36 @@ class Lookup(NamedTuple):
     grads: Tensor
     sparse: bool
 
+    def written_out(self, samples: slice, columns: int) -> Rows:
+        def scattered(rows: slice) -> Tensor:
+            sample, row = self.sample - samples.start, self.row - rows.start
+            height, width = samples.stop - samples.start, rows.stop - rows.start
+            inside = (sample >= 0) & (sample < height) & (row >= 0) & (row < width)
+            cells = sample[inside] * width + row[inside]
+            grads = self.grads.new_zeros(height * width, columns).index_add_(0, cells, self.grads[inside])
+            return grads.view(height, width, columns)
+
+        return scattered
+
+    def narrowed(self, rows: slice) -> Lookup:
+        inside = (self.row >= rows.start) & (self.row < rows.stop)
+        return self._replace(sample=self.sample[inside], row=self.row[inside] - rows.start, grads=self.grads[inside])
+
+    def total(self, shape: torch.Size) -> Tensor:
+        device = self.grads.device
+        return torch.sparse_coo_tensor(self.row[None], self.grads, shape, device=device, check_invariants=False)
+
 
 Term = Outer | Explicit | Lookup
+"""The gradients of all samples from one use of a parameter. Each kind of term has three methods:
+
+`written_out(samples, columns)` returns a function that writes out the gradients of some samples, some rows at a time.
+`narrowed(rows)` returns the part of the term in some rows.
+`total(shape)` returns Σ_j g_j.
+"""
+
+UNFOLDED_AT_ONCE = 16
+"""Samples to unfold at a time where no exact limit on memory is needed."""
 
 
 class Placed(NamedTuple):
@@ -55,66 +122,18 @@ class Placed(NamedTuple):
     hi: int
     term: Term
 
+    def narrowed(self, lo: int, hi: int) -> Term:
+        """Return the part of the term in the rows lo … hi, which it covers."""
+        return self.term if (self.lo, self.hi) == (lo, hi) else self.term.narrowed(slice(lo - self.lo, hi - self.lo))
 
-def lookups_in(placed: Sequence[Placed]) -> list[Lookup]:
-    """Return the lookups among these, with rows counted from the beginning of the parameter."""
-    return [item.term._replace(row=item.term.row + item.lo) for item in placed if isinstance(item.term, Lookup)]
-
-
-UNFOLDED_AT_ONCE = 16
-"""Samples to unfold at a time where no exact limit on memory is needed."""
 
 Terms = dict[Tensor, list[Placed]]
 """The terms of each parameter."""
 
-Rows = Callable[[slice], Tensor]
-"""Returns gradients for a range of rows: samples × rows × columns."""
 
-
-def unfolded(term: Outer, samples: slice) -> tuple[Tensor, Tensor]:
-    """Return both factors for some samples."""
-    inputs = term.inputs[samples]
-    return (inputs if term.unfold is None else term.unfold(inputs)), term.grads[samples]
-
-
-def written_out(term: Term, samples: slice, columns: int) -> Rows:
-    """Return a function that writes out the gradients of some samples, some rows at a time."""
-    if isinstance(term, Explicit):
-        grads = term.grads[samples].flatten(2) if term.grads.dim() > 2 else term.grads[samples].unsqueeze(-1)
-        return lambda rows: grads[:, rows]
-    if isinstance(term, Outer):
-        inputs, output_grads = unfolded(term, samples)
-        if inputs.shape[1] == 1:
-            return lambda rows: output_grads[:, 0, rows] @ inputs[:, 0]
-        return lambda rows: (output_grads @ inputs).flatten(1, 2)[:, rows]
-    return lambda rows: scattered(term, samples, rows, columns)
-
-
-def scattered(term: Lookup, samples: slice, rows: slice, columns: int) -> Tensor:
-    """Return the looked-up rows within a window of samples and rows, zeros elsewhere."""
-    sample, row = term.sample - samples.start, term.row - rows.start
-    height, width = samples.stop - samples.start, rows.stop - rows.start
-    inside = (sample >= 0) & (sample < height) & (row >= 0) & (row < width)
-    cells = sample[inside] * width + row[inside]
-    return (
-        term.grads.new_zeros(height * width, columns)
-        .index_add_(0, cells, term.grads[inside])
-        .view(height, width, columns)
-    )
-
-
-def narrowed(placed: Placed, lo: int, hi: int) -> Term:
-    """Return the part of a term that lies in the rows lo … hi, which it covers."""
-    term = placed.term
-    if (placed.lo, placed.hi) == (lo, hi):
-        return term
-    rows = slice(lo - placed.lo, hi - placed.lo)
-    if isinstance(term, Explicit):
-        return Explicit(term.grads[:, rows])
-    if isinstance(term, Outer):
-        return term._replace(grads=term.grads[:, :, rows])
-    inside = (term.row >= rows.start) & (term.row < rows.stop)
-    return term._replace(sample=term.sample[inside], row=term.row[inside] - rows.start, grads=term.grads[inside])
+def lookups_in(placed: Sequence[Placed]) -> list[Lookup]:
+    """Return the lookups among these, with rows counted from the beginning of the parameter."""
+    return [item.term._replace(row=item.term.row + item.lo) for item in placed if isinstance(item.term, Lookup)]
 
 
 def scaled(placed: Placed, factor: float | Tensor) -> Placed:
@@ -129,7 +148,7 @@ def scaled(placed: Placed, factor: float | Tensor) -> Placed:
 def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
     """Return the term in the coordinates of a basis, (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ for b_j a_jᵀ; None without such factors."""
     term = placed.term
-    if not isinstance(term, Outer) or term.grads.shape[1] > 1 or (placed.lo, placed.hi) != (0, rows):
+    if not isinstance(term, Outer) or term.is_grouped or (placed.lo, placed.hi) != (0, rows):
         return None
     right = basis._replace(left=None)
     spread = term.unfold
@@ -137,20 +156,6 @@ def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
     unfold = None if spread is None else (lambda part: into(spread(part), right))
     grads = into(term.grads, basis._replace(right=None))
     return placed._replace(term=Outer(inputs, grads, unfold))
-
-
-def total(term: Term, shape: torch.Size) -> Tensor:
-    """Return Σ_j g_j of a term."""
-    if isinstance(term, Explicit):
-        return term.grads.sum(0).view(shape)
-    if isinstance(term, Outer):
-        summed = term.grads.new_zeros(())
-        for start in range(0, len(term.grads), UNFOLDED_AT_ONCE):
-            inputs, grads = unfolded(term, slice(start, start + UNFOLDED_AT_ONCE))
-            summed = summed + torch.einsum("ngti,ngot->goi", inputs, grads)
-        return summed.reshape(shape)
-    indices, values = term.row[None], term.grads
-    return torch.sparse_coo_tensor(indices, values, shape, device=values.device, check_invariants=False)
 
 
 class SampleSums(NamedTuple):

@@ -27,9 +27,6 @@ from vsgd.optax.state import Counters, Numbers, State, curvature_dtype
 Bases = tuple[tuple[Basis, ...], list[Array]]
 """Bases of all parameters, and ḡ of each group in them."""
 
-GRADIENT_SUMS, CURVATURE_SUMS = slice(0, 2), slice(2, 4)
-"""Rows of `Totals` that are sums of gradients, and of curvatures."""
-
 
 class Settings(NamedTuple):
     """Arguments of `vsgd` that are used in a step. All but `algorithm` may be traced."""
@@ -191,18 +188,23 @@ def probe_and_learn(batch: Minibatch, before: Outcome, params: Params, grad_fn: 
     curvatures, delta_sq, usable = measure(
         work, scale, params, grad_fn, batch.samples, batch.step, settings.algorithm, settings.seed
     )
-    totals = before.totals.at[Totals._fields.index("probe_size")].set(jnp.sqrt(delta_sq / batch.sizes))
+    totals = replace_rows(before.totals, "probe_size", jnp.sqrt(delta_sq / batch.sizes)[None])
     before = before._replace(totals=totals, usable=usable)
     new = learn_all(batch, before, curvatures, jnp.ones_like(usable), settings)
     totals, penalty, averages = new.totals, jnp.zeros_like(before.penalty), iter(batch.average)
     for w, each in zip(work, new.learned, strict=True):
         curv, curv_sq = (part.astype(w.precision) for part in (each.mean.curv, each.mean.curv_sq))
         sums = w.group.sums(abs(curv), curv_sq)
-        totals = totals.at[CURVATURE_SUMS, w.columns].set(sums.astype(totals.dtype))
+        totals = replace_rows(totals, "curv", sums, w.columns.start)
         if batch.average:
             offset = w.rotate([p - next(averages) for p in w.theta])
             penalty += (abs(curv) * offset * offset).sum() / 2
     return new._replace(totals=totals, penalty=penalty)
+
+
+def replace_rows(totals: Array, field: str, rows: Array, column: int = 0) -> Array:
+    """Return `Totals` as an array with new rows, from those of a field on, for the tensors from a column on."""
+    return lax.dynamic_update_slice(totals, rows.astype(totals.dtype), (Totals._fields.index(field), column))
 
 
 def learn_all(batch: Minibatch, before: Outcome, curvatures: list[Any], due: Array, settings: Settings) -> Outcome:
@@ -227,7 +229,7 @@ def learn_all(batch: Minibatch, before: Outcome, curvatures: list[Any], due: Arr
             old, totals = carry
             new = learn(w, old, curvature, contexts[:, w.columns], batch.samples * before.usable, settings)
             sums = w.group.sums(new.mean.grad_sq, new.mean.grad**2)
-            return new, totals.at[GRADIENT_SUMS, w.columns].set(sums.astype(totals.dtype))
+            return new, replace_rows(totals, "grad_sq", sums, w.columns.start)
 
         new, totals = update_if(due, learn_group, (old, totals))
         learned.append(new)

@@ -12,7 +12,7 @@ from vsgd import COLUMNS, Columns
 from vsgd.algorithms import columns
 from vsgd.core import Moments
 from vsgd.linear import CLASSIFICATION, REGRESSION, Task, Training, as_rows, new_model, train_on
-from vsgd.linear.model import CURV, GRAD, GRAD_SQ, MEMORY, ROWS, SEEN, THETA
+from vsgd.linear.model import CALIBRATION, CURV, GRAD, GRAD_SQ, MEMORY, ROWS, SEEN, THETA
 from vsgd.linear.stored_rates import rows_between
 from vsgd.linear.training import coefficients
 
@@ -149,6 +149,13 @@ def test_tasks_that_measure_every_minibatch(text_like, change):
     assert rows_between(model, 4, task, COLUMNS) == 28
     assert rows_between(model, 4, task._replace(**change), COLUMNS) == 0
     assert rows_between(model, 4, task, Columns(measure_every=1)) == 0
+
+
+def test_models_that_overfit_measure_every_minibatch(text_like):
+    X, y = text_like
+    model = next(passes(X, np.where(y == 0, 1.0, -1.0), 1, loss=LOG, evidence=True))
+    model.penalty[CALIBRATION] = 0.99
+    assert rows_between(model, 4, Task(LOG, fresh=False, evidence=True), COLUMNS) == 0
 
 
 def test_dense_tables_measure_every_minibatch():

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from vsgd.algorithms import columns
-from vsgd.core import Moments
+from vsgd.core import Moments, descend
 from vsgd.linear.column_phases import GOLDEN_GAMMA, probe_row, row_curvature, stream_of
 from vsgd.linear.evidence import estimated_penalty, evidence_l2
 from vsgd.linear.losses import POISSON, Task, slopes
 from vsgd.linear.minibatch import Workspace, outputs_of, read_row, state_of
 from vsgd.linear.model import (
     BATCHES,
+    CALIBRATION,
     CENTER,
     COUNT,
     CURV,
@@ -26,7 +27,6 @@ from vsgd.linear.model import (
     GRAD,
     GRAD_SQ,
     MEMORY,
-    SCALE_SQ,
     SEEN,
     THETA,
     Model,
@@ -41,13 +41,15 @@ def rows_between(model: Model, batch_size: int, task: Task, config: columns.Colu
     """Return how many rows follow a measured minibatch before the next one. Not compiled.
 
     It is 0 at the first visit of rows, with L1, fixed L2 or averaging, for exponential links, and for softmax, whose
-    outputs step together. It is 0 as well if most elements belong to columns with a center: their gradients need the
-    mean over a minibatch, and a dense block is fast to measure.
+    outputs step together. It is 0 if the model overfits, so that columns without a center are penalized. It is 0 as
+    well if most elements belong to columns with a center: their gradients need the mean over a minibatch, and a dense
+    block is fast to measure.
     """
     is_plain = task.l1 + task.l2 == 0 and not (task.average or task.softmax or task.fresh) and task.loss < POISSON
     counts = model.columns[:, COUNT]
     is_sparse = 2 * counts[model.columns[:, CENTER] != 0].sum() < counts.sum()
-    return batch_size * (config.measure_every - 1) if is_plain and is_sparse else 0
+    overfits = (model.penalty[CALIBRATION] < 1).any()
+    return batch_size * (config.measure_every - 1) if is_plain and is_sparse and not overfits else 0
 
 
 def first_measured(model: Model, batch_size: int, task: Task) -> int:
@@ -138,23 +140,19 @@ def evaluate_row(entries: Any, k: Any, work: Workspace) -> None:
     work.reach[k] = reach
 
 
-def step_row(entries: Any, k: Any, slope: float, model: Model, task: Task, work: Workspace) -> None:
-    """Update output k of the coordinates of a row; `slope` is that of the loss in the output."""
+def step_row(entries: Any, k: Any, slope: float, work: Workspace) -> None:
+    """Update output k of the coordinates of a row; `slope` is that of the loss in the output.
+
+    The penalty of columns with a center may have grown after their rate was measured, so it has the implicit form.
+    """
     outputs, steps = outputs_of(work), work.steps
     for s in range(np.uint64(work.centered[0])):
         c = s * outputs + k
-        theta = work.state[THETA, c]
-        work.state[THETA, c] = theta - work.rate[c] * (slope * work.block[s] + work.l2[c] * theta)
-    estimated = estimated_penalty(model, task, k)
-    is_penalized = task.evidence and estimated.rare > 0
+        rate, theta = work.rate[c], work.state[THETA, c]
+        work.state[THETA, c] = descend(theta, rate * slope * work.block[s], rate * work.l2[c])
     for e in range(entries):
-        column = work.entry_slot[e]
-        at = column * (np.uint64(NUMBERS) * outputs) + k
-        grad = slope * work.entry_value[e]
-        if is_penalized:
-            samples = max(model.table[column, SEEN, k], 1.0)
-            grad += evidence_l2(estimated, estimated.rare, samples, model.columns[column, SCALE_SQ]) * steps[at]
-        steps[at] -= steps[at + outputs] * grad
+        at = work.entry_slot[e] * (np.uint64(NUMBERS) * outputs) + k
+        steps[at] -= steps[at + outputs] * slope * work.entry_value[e]
 
 
 def step(
@@ -184,6 +182,6 @@ def step(
         probe_row(0, stream_of(model) + np.uint64(i) * GOLDEN_GAMMA, unit, target, weight, task, config, work)
         for k in range(outputs_of(work)):
             overshoot = max(1.0, row_curvature(0, k, weight, model, config, work) * work.reach[k])
-            step_row(entries, k, work.slope[0, k] / overshoot, model, task, work)
+            step_row(entries, k, work.slope[0, k] / overshoot, work)
     store_centered(work)
     return loss

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,9 @@ def train_on(
     """
     if not is_checked:
         check_all(model, rows, order, targets, weights, training)
+    if isinstance(training.options, Columns):
+        between = rows_between(model, training.batch_size, training.task, training.options)
+        training = replace(training, task=training.task._replace(between=between))
     return share_outputs(model, rows, order, targets, weights, training) / float(weights[order].sum())
 
 
@@ -89,16 +92,13 @@ def run_pass(
     model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, first_output: int = 0
 ) -> float:
     """The compiled pass, in the thread that calls; the total loss."""
-    options, batch_size = training.options, training.batch_size
-    task = training.task._replace(first_output=first_output)
-    run, centered = cached_jit(PAPER_PASS), 0
-    if isinstance(options, Columns):
-        run = cached_jit(COLUMN_PASS)
-        between = rows_between(model, batch_size, task, options)
-        task = task._replace(center=task.intercept, between=between)
-        centered = most_centered(model, rows) if task.center else 0
-    space = workspace(rows, model.table.shape[0], model.table.shape[2], batch_size, centered, task.between > 0)
-    return float(run(model, rows, order, targets, weights, batch_size, task, options, space))
+    by_columns = isinstance(training.options, Columns)
+    run = cached_jit(COLUMN_PASS if by_columns else PAPER_PASS)
+    task = training.task._replace(first_output=first_output, center=by_columns and training.task.intercept)
+    centered = most_centered(model, rows) if task.center else 0
+    width, outputs = model.table.shape[0], model.table.shape[2]
+    space = workspace(rows, width, outputs, training.batch_size, centered, has_steps=task.between > 0)
+    return float(run(model, rows, order, targets, weights, training.batch_size, task, training.options, space))
 
 
 def share_outputs(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:

@@ -24,7 +24,7 @@ from vsgd.core import (
 )
 
 
-@checked(epsilon=1e-300, memory=1, min_memory_cap=1, measure_every=1)
+@checked(epsilon=1e-300, memory=1, min_memory_cap=1)
 class Columns(NamedTuple):
     """Constants of the algorithm for linear models.
 
@@ -36,8 +36,6 @@ class Columns(NamedTuple):
         min_memory_cap: upper limit on τ; if √(samples seen) is larger, that is the limit.
         curvature_damping: c in h^fd + c·|∇/δ|. It limits a step to δ/c if the measured curvature is zero.
         row_curvature_floor: lower limit on the curvature of a row, as a fraction of the mean over rows.
-        measure_every: after the first pass, one minibatch of this many updates the statistics. The rows of the others
-            take steps with `stored_rate`. 1 measures every minibatch.
     """
 
     epsilon: float = 1e-100
@@ -47,7 +45,6 @@ class Columns(NamedTuple):
     min_memory_cap: float = 100.0
     curvature_damping: float = 0.1
     row_curvature_floor: float = 0.25
-    measure_every: int = 8
 
 
 COLUMNS = Columns()
@@ -107,19 +104,6 @@ def rate(mean: Moments, count: PerCoordinate, config: Columns = COLUMNS) -> PerC
     """Return the learning rate η* for a mean gradient over `count` samples, with the mean curvature."""
     fraction = signal_fraction(count * (mean.grad * mean.grad), noise(mean, config))
     return fraction / (abs(mean.curv) + config.epsilon)
-
-
-def stored_rate(mean: Moments, memory: PerCoordinate, config: Columns = COLUMNS) -> PerCoordinate:
-    """Return the learning rate for one sample that is not in the averages yet; 0 if nothing was measured.
-
-    `rate` is larger if the averages contain the gradient G that it multiplies: with ḡ + (G − ḡ)/τ in place of ḡ, the
-    mean of s·G is that of s + 2(1 − s)/τ, up to terms of 1/τ². This is the signal fraction used here, but at most 1.
-    All quotients are combined in one division.
-    """
-    signal, noisy = mean.grad * mean.grad, noise(mean, config)
-    uncertain = memory - (memory > 2) * (memory - 2)
-    scale = (signal + noisy) * memory * (abs(mean.curv) + config.epsilon)
-    return (mean.curv > 0) * (signal * memory + noisy * uncertain) / scale
 
 
 def update(

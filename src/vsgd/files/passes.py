@@ -13,16 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from vsgd.algorithms.columns import Columns
+from vsgd.algorithms.columns import COLUMNS
 from vsgd.errors import UserError
 from vsgd.files.merging import merge
 from vsgd.files.reading import Source, chunks
 from vsgd.files.storage import Trained
 from vsgd.files.targets import reader_of
 from vsgd.linear import Training, as_rows, train_on
-
-EVERY_MINIBATCH = Columns(measure_every=1)
-"""Merging models weights coordinates by the number of measured samples, so all samples are measured."""
 
 ENDING_SECONDS = 10
 """Seconds that a process may take to end before it is killed."""
@@ -50,7 +47,7 @@ def one_pass(sources: Sequence[Source], trained: Trained, part: tuple[int, ...],
         rows: number of rows of all files, for the progress bar; 0 for no progress bar.
     """
     total, seen, skipped = 0.0, 0, 0
-    training = Training(trained.task._replace(fresh=trained.passes == 0), EVERY_MINIBATCH, trained.batch_size)
+    training = Training(trained.task._replace(fresh=trained.passes == 0), COLUMNS, trained.batch_size)
     rng = np.random.default_rng((trained.seed, trained.passes, *part))
     quiet = None if rows and sys.stderr is not None and sys.stderr.isatty() else True
     with tqdm(total=rows, unit=" rows", desc=f"pass {trained.passes + 1}", disable=quiet) as bar:

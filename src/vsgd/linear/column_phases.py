@@ -12,8 +12,9 @@ import numpy as np
 from vsgd.algorithms import columns
 from vsgd.core import curvature
 from vsgd.linear.evidence import deviations, sum_over_rows
+from vsgd.linear.kernel import update_column_max
 from vsgd.linear.losses import Task, slopes
-from vsgd.linear.minibatch import Workspace, add_sample, outputs_of, state_of, update_column_max
+from vsgd.linear.minibatch import Workspace, add_sample, outputs_of, state_of
 from vsgd.linear.model import BATCHES, COLUMN_MAX, CURVATURE, SEED, THETA, WEIGHT, Model
 from vsgd.linear.rows import scramble
 
@@ -80,40 +81,46 @@ def evaluate_rows(batch: Any, targets: Any, weights: Any, task: Task, work: Work
     return loss
 
 
-def stream_of(model: Model) -> Any:
-    """Return the random number that the signs of the probes of a minibatch start from."""
-    return np.uint64(model.progress[SEED]) + scramble(np.uint64(model.progress[BATCHES]))
-
-
-def probe_row(
-    i: int, stream: Any, unit: float, target: float, weight: float, task: Task, config: columns.Columns, work: Workspace
+def probe_rows(
+    model: Model,
+    unit: float,
+    batch: Any,
+    targets: Any,
+    weights: Any,
+    task: Task,
+    config: columns.Columns,
+    work: Workspace,
 ) -> None:
-    """Curvature of the loss of row i of the workspace in its output, probed at ± one unit of the output.
+    """Curvature of each row's loss in its output, probed at ± one unit of the output.
 
     In regression the unit is the mean residual, or that of the row if it is larger. Random signs depend on the seed,
     the minibatch, the row's position in it and the output alone.
     """
-    size = unit
-    if not task.natural_unit:
-        size = max(unit, abs(work.margin[i, 0] - target))
-    for k in range(outputs_of(work)):
-        bits = scramble(stream + k + np.uint64(task.first_output))
-        work.margin[i, k] += size if bits & np.uint64(1) else -size
-    slopes(task, work.margin, i, target, weight, work.probed_slope, False)
-    for k in range(outputs_of(work)):
-        slope = work.slope[i, k]
-        work.curvature[i, k] = columns.damped(curvature(slope, work.probed_slope[i, k], size), slope, size, config)
+    outputs = outputs_of(work)
+    stream = np.uint64(model.progress[SEED]) + scramble(np.uint64(model.progress[BATCHES]))
+    for i in range(len(batch)):
+        size = unit
+        if not task.natural_unit:
+            size = max(unit, abs(work.margin[i, 0] - targets[batch[i]]))
+        for k in range(outputs):
+            bits = scramble(stream + np.uint64(i) * GOLDEN_GAMMA + k + np.uint64(task.first_output))
+            work.margin[i, k] += size if bits & np.uint64(1) else -size
+        slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], work.probed_slope)
+        for k in range(outputs):
+            slope = work.slope[i, k]
+            work.curvature[i, k] = columns.damped(curvature(slope, work.probed_slope[i, k], size), slope, size, config)
 
 
-def row_curvature(i: int, k: Any, weight: float, model: Model, config: columns.Columns, work: Workspace) -> float:
-    """Return the curvature of output k of row i, but at least a fraction of the mean over all rows so far.
+def floor_row_curvature(batch: Any, model: Model, weights: Any, config: columns.Columns, work: Workspace) -> None:
+    """Bound the curvature of each row from below by a fraction of the mean over all rows so far.
 
     A row that is classified with confidence has almost no curvature, so that Newton's step would move its output by a
     unit at every visit, although its gradient is almost zero.
     """
-    mean = weight * model.sums[CURVATURE, k] / model.sums[WEIGHT, k]
-    bounded: float = max(work.curvature[i, k], config.row_curvature_floor * mean)
-    return bounded
+    for i in range(len(batch)):
+        for k in range(outputs_of(work)):
+            mean = weights[batch[i]] * model.sums[CURVATURE, k] / model.sums[WEIGHT, k]
+            work.curvature[i, k] = max(work.curvature[i, k], config.row_curvature_floor * mean)
 
 
 def add_element(x: float, c: Any, slope: float, row_curvature: float, norm: float, work: Workspace) -> None:
@@ -153,12 +160,8 @@ def measure(
     if task.evidence and task.fresh:
         deviations(batch, weights, model, work)
     unit = 1.0 if task.natural_unit else update_residual(model, batch, targets, work)
-    for i in range(len(batch)):
-        stream = stream_of(model) + np.uint64(i) * GOLDEN_GAMMA
-        probe_row(i, stream, unit, targets[batch[i]], weights[batch[i]], task, config, work)
+    probe_rows(model, unit, batch, targets, weights, task, config, work)
     sum_over_rows(batch, weights, model, task, work)
-    for i in range(len(batch)):
-        for k in range(outputs_of(work)):
-            work.curvature[i, k] = row_curvature(i, k, weights[batch[i]], model, config, work)
+    floor_row_curvature(batch, model, weights, config, work)
     sum_moments(batch, work)
     return loss

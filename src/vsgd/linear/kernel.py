@@ -15,7 +15,7 @@ import numpy as np
 from vsgd.core import Moments, State
 from vsgd.linear.centering import is_refresh_due, list_centered, move_centers, observe
 from vsgd.linear.evidence import estimate_penalty, estimated_penalty, evidence_l2
-from vsgd.linear.losses import POISSON, Task
+from vsgd.linear.losses import POISSON, Task, slopes
 from vsgd.linear.minibatch import (
     Workspace,
     gather,
@@ -26,13 +26,38 @@ from vsgd.linear.minibatch import (
     state_of,
     store,
 )
-from vsgd.linear.model import BATCHES, ROWS, SCALE_SQ, SEEN, THETA, Model
+from vsgd.linear.model import BATCHES, COLUMN_MAX, ROWS, SCALE_SQ, SEEN, THETA, Model
 from vsgd.linear.penalty import shifted, side_of_kink, stop_at_zero, with_l2
 from vsgd.linear.rows import Rows
-from vsgd.linear.stored_rates import first_measured, load_steps, load_theta, step, store_steps, store_theta
 
 MAX_LOG_STEP = 0.25
 """Upper limit on the change of the logarithm of a mean in one minibatch."""
+
+
+def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
+    """Add X · direction to the margins; slopes of the losses there, in `slope`. Returns the total loss."""
+    entry_slot, entry_value = work.entry_slot, work.entry_value
+    outputs = outputs_of(work)
+    loss = 0.0
+    for i in range(len(batch)):
+        for k in range(outputs):
+            margin = 0.0
+            for e in range(work.row_end[i], work.row_end[i + 1]):
+                margin += entry_value[e] * direction[entry_slot[e] * outputs + k]
+            work.margin[i, k] += margin
+        loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], slope)
+    return loss
+
+
+def update_column_max(slots: int, work: Workspace) -> None:
+    """Update the largest |x| of each column."""
+    state = work.state
+    outputs = outputs_of(work)
+    for k in range(outputs):
+        for s in range(np.uint64(slots)):
+            c = s * outputs + k
+            state[COLUMN_MAX, c] = max(state[COLUMN_MAX, c], work.column_max[s])
+    work.column_max[:slots] = 0.0
 
 
 def mean_moments(work: Workspace, c: Any) -> Moments:
@@ -116,24 +141,12 @@ def average_iterates(slots: int, model: Model, work: Workspace) -> None:
             model.average[column, k] += distance / math.sqrt(work.state[SEEN, c])
 
 
-def refresh(model: Model, task: Task, work: Workspace) -> None:
-    """Update the centers and the estimated penalty."""
-    move_centers(model, task)
-    list_centered(model, task, work)
-    if task.evidence:
-        estimate_penalty(model, task)
-
-
-def pass_with(
-    measure: Callable[..., float], update: Callable[..., Any], stores_rates: bool = False
-) -> Callable[..., float]:
+def pass_with(measure: Callable[..., float], update: Callable[..., Any]) -> Callable[..., float]:
     """Make the pass of an algorithm from how it measures a minibatch, and from its update.
 
     Args:
         measure: (batch, slots, model, targets, weights, task, config, work) → the loss; sums moments over the samples.
         update: (theta, state, batch, count, config) → theta, state, info; that of the algorithm, for one coordinate.
-        stores_rates: whether the algorithm can step with stored rates between measured minibatches. The compiler
-            removes their code otherwise.
     """
 
     def train(
@@ -150,29 +163,25 @@ def pass_with(
         """Train on the rows named by `order`. Returns the total loss of all minibatches, each before the update."""
         loss = 0.0
         list_centered(model, task, work)
-        has_columns = task.center or task.evidence
-        if has_columns and not task.fresh:
-            refresh(model, task, work)
-        first = 0
-        if stores_rates and task.between > 0:
-            load_steps(model, config, work)
-            first = first_measured(model, batch_size, task)
-            loss += step(rows, order[:first], model, targets, weights, task, config, work)
-        for start in range(first, len(order), batch_size + task.between):
+        for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             model.progress[BATCHES] += 1
             model.progress[ROWS] += len(batch)
-            if has_columns and task.fresh:
-                observe(model, rows, batch)
-                if is_refresh_due(model.progress[ROWS] - len(batch), model.progress[ROWS]):
-                    refresh(model, task, work)
+            if task.center or task.evidence:
+                if task.fresh:
+                    observe(model, rows, batch)
+                is_first_of_pass = start == 0 and not task.fresh
+                if is_first_of_pass or is_refresh_due(model.progress[ROWS] - len(batch), model.progress[ROWS]):
+                    if is_first_of_pass or task.fresh:
+                        move_centers(model, task)
+                        list_centered(model, task, work)
+                    if task.evidence:
+                        estimate_penalty(model, task)
             if task.center and task.loss >= POISSON:
                 start_at_mean(batch, targets, weights, model)
             slots = gather(rows, batch, task.intercept, work)
             coordinates = slots * len(work.outputs)
             load(slots, model.table, work)
-            if task.between > 0:
-                load_theta(slots, work)
             loss += measure(batch, slots, model, targets, weights, task, config, work)
             if task.evidence:
                 penalize_by_evidence(slots, model, task, work)
@@ -199,12 +208,6 @@ def pass_with(
             if task.average:
                 average_iterates(slots, model, work)
             store(coordinates, model.table, work)
-            if stores_rates and task.between > 0:
-                store_steps(slots, config, work)
-                others = order[start + batch_size : start + batch_size + task.between]
-                loss += step(rows, others, model, targets, weights, task, config, work)
-        if task.between > 0:
-            store_theta(model, work)
         return loss
 
     return train

@@ -46,7 +46,6 @@ class Task(NamedTuple):
         intercept: whether the last column is a constant 1.
         center: whether to subtract the means of columns; needs an intercept.
         average: whether to average the iterates.
-        between: number of rows between a measured minibatch and the next one (`stored_rates`).
     """
 
     loss: int
@@ -63,14 +62,15 @@ class Task(NamedTuple):
     intercept: bool = True
     center: bool = False
     average: bool = False
-    between: int = 0
 
 
 def log_slope(margin: float, target: float) -> float:
     """Return the derivative of the log loss in the margin, without overflow."""
     z = margin * target
-    tail = math.exp(-abs(z))
-    return -target * tail / (1.0 + tail) if z > 0 else -target / (1.0 + tail)
+    if z > 0:
+        tail = math.exp(-z)
+        return -target * tail / (1.0 + tail)
+    return -target / (1.0 + math.exp(z))
 
 
 def slope(loss: int, parameter: float, margin: float, target: float) -> float:
@@ -156,11 +156,10 @@ def softmax_slopes(margin: Any, row: int, target: float, weight: float, out: Any
     return loss
 
 
-def slopes(task: Task, margin: Any, row: int, target: float, weight: float, out: Any, needs_loss: bool = True) -> float:
+def slopes(task: Task, margin: Any, row: int, target: float, weight: float, out: Any) -> float:
     """Write the derivatives of the loss in all margins of a row to that row of `out`, and return the loss.
 
-    With several outputs, the target is the number of a class, and output k separates class k from the others. The
-    result has no meaning if the loss is not needed, since its logarithm takes as long as all derivatives.
+    With several outputs, the target is the number of a class, and output k separates class k from the others.
     """
     if task.softmax:
         return softmax_slopes(margin, row, target, weight, out)
@@ -170,6 +169,5 @@ def slopes(task: Task, margin: Any, row: int, target: float, weight: float, out:
         if task.one_vs_rest:
             label = 1.0 if k + task.first_output == target else -1.0
         out[row, k] = weight * slope(task.loss, task.parameter, margin[row, k], label)
-        if needs_loss:
-            loss += weight * value(task.loss, task.parameter, margin[row, k], label)
+        loss += weight * value(task.loss, task.parameter, margin[row, k], label)
     return loss

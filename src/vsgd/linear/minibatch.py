@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vsgd.core import Moments, State
-from vsgd.linear.model import COLUMN_MAX, CURV, CURV_SQ, FIELDS, GRAD, GRAD_SQ, MEMORY, SEEN, THETA
+from vsgd.linear.model import CURV, CURV_SQ, FIELDS, GRAD, GRAD_SQ, MEMORY, SEEN, THETA
 from vsgd.linear.rows import Rows
 
 NO_SLOT = np.uint32(2**32 - 1)
@@ -38,16 +38,12 @@ class Workspace(NamedTuple):
         state: fields × coordinates, as in the table.
         samples, delta, l1, l2: per coordinate: the number of its samples, its probe offset δ, its weights of |θ| and
             ½θ².
-        rate: per coordinate: its learning rate in steps between measured minibatches.
-        steps: columns × 2 × outputs, flattened: θ and the learning rate of all coordinates (`stored_rates`). Empty if
-            every minibatch is measured.
         moments: coordinates × 4, flattened: sums over the samples.
         entry_slot, entry_value: per non-zero element of the other columns, row after row.
         row_end: index after the last entry of each row, preceded by 0.
         margin, slope, probed_slope: rows × outputs: the output, and the slope of the loss at θ and at the probe.
         deviation: rows × outputs: the output minus the mean output.
         curvature, row_probe_norm: rows × outputs: curvature of the loss in the output, and Σ |x| δ over the row.
-        reach: per output: Σ η x² over one row.
     """
 
     outputs: Any
@@ -65,8 +61,6 @@ class Workspace(NamedTuple):
     delta: Any
     l1: Any
     l2: Any
-    rate: Any
-    steps: Any
     moments: Any
     entry_slot: Any
     entry_value: Any
@@ -77,15 +71,11 @@ class Workspace(NamedTuple):
     deviation: Any
     curvature: Any
     row_probe_norm: Any
-    reach: Any
 
 
-def workspace(
-    rows: Rows, columns: int, outputs: int, batch_size: int, centered: int = 0, has_steps: bool = False
-) -> Workspace:
+def workspace(rows: Rows, columns: int, outputs: int, batch_size: int, centered: int = 0) -> Workspace:
     """Buffers large enough for a minibatch of the longest rows, with at most `centered` columns that have a center.
 
-    `has_steps`: whether there are steps between measured minibatches.
     Indices are unsigned, so that compiled loops need not handle negative ones.
     """
     batch_size = min(batch_size, len(rows.length))
@@ -107,8 +97,6 @@ def workspace(
         delta=np.empty(slots * outputs),
         l1=np.zeros(slots * outputs),
         l2=np.zeros(slots * outputs),
-        rate=np.empty(slots * outputs),
-        steps=np.empty(2 * columns * outputs if has_steps else 0),
         moments=np.empty(4 * slots * outputs),
         entry_slot=np.empty(entries + 1, np.uint32),
         entry_value=np.empty(entries + 1),
@@ -119,7 +107,6 @@ def workspace(
         deviation=np.zeros((batch_size, outputs)),
         curvature=np.empty((batch_size, outputs)),
         row_probe_norm=np.empty((batch_size, outputs)),
-        reach=np.empty(outputs),
     )
 
 
@@ -142,16 +129,14 @@ def split_row(values: Any, columns: Any, first: Any, entry: Any, work: Workspace
     """
     centered = work.centered[0]
     for s in range(np.uint64(centered)):
-        work.block[first + s] = 0.0
+        work.block[first + s] = -work.center[s]
     for t in range(len(values)):
         column, x = np.uint32(columns[t]), float(values[t])
         slot = min(work.slot_of[column], centered)
-        work.block[first + np.uint64(slot)] = x
+        work.block[first + np.uint64(slot)] = distance(x, work.center[slot])
         work.entry_slot[entry] = column
         work.entry_value[entry] = x
         entry += np.uint64((slot == centered) & (x != 0))
-    for s in range(np.uint64(centered)):
-        work.block[first + s] = distance(work.block[first + s], work.center[s])
     return entry
 
 
@@ -189,28 +174,26 @@ def fetch(rows: Rows, batch: Any, work: Workspace) -> None:
         work.margin[i, 0] = total
 
 
-def read_row(rows: Rows, row: Any, first: Any, entry: Any, intercept: bool, work: Workspace) -> Any:
-    """Split a row; an intercept is one more entry, 1. Arguments and result as in `split_row`."""
-    length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]
-    values = rows.data[data_start : data_start + length]
-    columns = rows.indices[index_start : index_start + length]
-    entry = split_row(values, columns, first, entry, work)
-    if intercept:
-        work.entry_slot[entry] = len(work.slot_of) - 1
-        work.entry_value[entry] = 1.0
-        entry += np.uint64(1)
-    return entry
-
-
 def gather(rows: Rows, batch: Any, intercept: bool, work: Workspace) -> int:
-    """Collect the non-zero elements of a minibatch. Returns the number of slots used."""
+    """Collect the non-zero elements of a minibatch; an intercept is one more element, 1, of every row.
+
+    Returns the number of slots used.
+    """
     fetch(rows, batch, work)
     slots = work.centered[0]
     centered = np.uint64(slots)
     entry = np.uint64(0)
     for i in range(len(batch)):
+        row = batch[i]
+        length, data_start, index_start = rows.length[row], rows.data_start[row], rows.index_start[row]
+        values = rows.data[data_start : data_start + length]
+        columns = rows.indices[index_start : index_start + length]
         first_entry, first = entry, np.uint64(i) * (centered + np.uint64(1))
-        entry = read_row(rows, batch[i], first, entry, intercept, work)
+        entry = split_row(values, columns, first, entry, work)
+        if intercept:
+            work.entry_slot[entry] = len(work.slot_of) - 1
+            work.entry_value[entry] = 1.0
+            entry += np.uint64(1)
         slots = assign_slots(first_entry, entry, slots, work)
         for s in range(centered):
             work.column_max[s] = max(work.column_max[s], abs(work.block[first + s]))
@@ -253,17 +236,6 @@ def store(coordinates: int, table: Any, work: Workspace) -> None:
         first = work.theta_at[c]
         for field in range(FIELDS):
             flat[first + np.uint64(field) * outputs] = work.state[field, c]
-
-
-def update_column_max(slots: int, work: Workspace) -> None:
-    """Update the largest |x| of each column."""
-    state = work.state
-    outputs = outputs_of(work)
-    for k in range(outputs):
-        for s in range(np.uint64(slots)):
-            c = s * outputs + k
-            state[COLUMN_MAX, c] = max(state[COLUMN_MAX, c], work.column_max[s])
-    work.column_max[:slots] = 0.0
 
 
 def state_of(work: Workspace, c: Any) -> State:

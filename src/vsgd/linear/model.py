@@ -31,8 +31,7 @@ STRENGTH, CALIBRATION = range(2)
 """Fields of `Model.penalty`: the precision λ of the prior, and the calibration c (see `evidence`)."""
 
 SEED, BATCHES, ROWS, FRESH_ROWS = range(4)
-"""Fields of `Model.progress`: seed of the probes, number of minibatches, rows of measured minibatches, and first visits
-of rows. All rows between two measured minibatches are one minibatch."""
+"""Fields of `Model.progress`: seed of the probes, number of minibatches, row visits, and first visits of rows."""
 
 
 class Model(NamedTuple):

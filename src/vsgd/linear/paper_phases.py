@@ -11,24 +11,10 @@ import numpy as np
 
 from vsgd.algorithms import paper
 from vsgd.core import curvature
-from vsgd.linear.losses import Task, slopes
-from vsgd.linear.minibatch import Workspace, add_sample, outputs_of, state_of, update_column_max
+from vsgd.linear.kernel import evaluate, update_column_max
+from vsgd.linear.losses import Task
+from vsgd.linear.minibatch import Workspace, add_sample, outputs_of, state_of
 from vsgd.linear.model import THETA, Model
-
-
-def evaluate(direction: Any, batch: Any, targets: Any, weights: Any, task: Task, work: Workspace, slope: Any) -> float:
-    """Add X · direction to the margins; slopes of the losses there, in `slope`. Returns the total loss."""
-    entry_slot, entry_value = work.entry_slot, work.entry_value
-    outputs = outputs_of(work)
-    loss = 0.0
-    for i in range(len(batch)):
-        for k in range(outputs):
-            margin = 0.0
-            for e in range(work.row_end[i], work.row_end[i + 1]):
-                margin += entry_value[e] * direction[entry_slot[e] * outputs + k]
-            work.margin[i, k] += margin
-        loss += slopes(task, work.margin, i, targets[batch[i]], weights[batch[i]], slope)
-    return loss
 
 
 def choose_probes(batch: Any, coordinates: int, config: paper.Paper, work: Workspace) -> None:

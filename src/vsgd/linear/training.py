@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,9 @@ from vsgd.linear.losses import Task, slopes
 from vsgd.linear.minibatch import workspace
 from vsgd.linear.model import CENTER, CURV_SQ, GRAD, SEEN, THETA, Model
 from vsgd.linear.rows import Rows
-from vsgd.linear.stored_rates import rows_between
 from vsgd.linear.validation import check_all
 
-COLUMN_PASS = pass_with(column_phases.measure, columns.update, stores_rates=True)
+COLUMN_PASS = pass_with(column_phases.measure, columns.update)
 PAPER_PASS = pass_with(paper_phases.measure, paper.update)
 
 
@@ -82,9 +81,6 @@ def train_on(
     """
     if not is_checked:
         check_all(model, rows, order, targets, weights, training)
-    if isinstance(training.options, Columns):
-        between = rows_between(model, training.batch_size, training.task, training.options)
-        training = replace(training, task=training.task._replace(between=between))
     return share_outputs(model, rows, order, targets, weights, training) / float(weights[order].sum())
 
 
@@ -96,8 +92,7 @@ def run_pass(
     run = cached_jit(COLUMN_PASS if by_columns else PAPER_PASS)
     task = training.task._replace(first_output=first_output, center=by_columns and training.task.intercept)
     centered = most_centered(model, rows) if task.center else 0
-    width, outputs = model.table.shape[0], model.table.shape[2]
-    space = workspace(rows, width, outputs, training.batch_size, centered, has_steps=task.between > 0)
+    space = workspace(rows, model.table.shape[0], model.table.shape[2], training.batch_size, centered)
     return float(run(model, rows, order, targets, weights, training.batch_size, task, training.options, space))
 
 

@@ -61,7 +61,7 @@ test-device: $(VENV)/.test  ## tests on a simulated accelerator, in processes of
 test-flaky: $(VENV)/.test  ## run the timing-sensitive tests twenty times with all cores busy
 	scripts/test_flaky.sh 20 $(BIN)/pytest
 
-coverage: $(VENV)/.test  ## run the tests of `make test` with line coverage
+coverage: $(VENV)/.test  ## run the tests of `make test` with line and branch coverage
 	$(PIP) --editable '.[coverage]'
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci --cov --cov-report term:skip-covered
 

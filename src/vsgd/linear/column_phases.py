@@ -46,7 +46,7 @@ def update_residual(model: Model, batch: Any, targets: Any, work: Workspace) -> 
 
 
 def choose_probes(coordinates: int, config: columns.Columns, work: Workspace) -> None:
-    """The probe offset δ of each coordinate."""
+    """Write the probe offset δ of each coordinate to the workspace."""
     for c in range(np.uint64(coordinates)):
         work.delta[c] = columns.probe(state_of(work, c), work.samples[c], work.state[COLUMN_MAX, c], config)
 

@@ -30,10 +30,10 @@ class Workspace(NamedTuple):
         slot_of: the slot of each column, or `NO_SLOT`.
         column, count, column_max: per slot: its column, in how many rows it occurs, its largest |x| in the minibatch.
         center, scale_sq: per slot with a center: the constant that is subtracted from the column, and the mean square
-            of what is left.
+            of the differences.
         centered: the number of columns with a center.
-        block: rows × (centered + 1), flattened: what remains of the columns with a center. The last number of a row has
-            no meaning.
+        block: rows × (centered + 1), flattened: the centered values of the columns with a center. The last number of
+            a row is not used.
         theta_at: per coordinate: the index of its θ in the flattened table.
         state: fields × coordinates, as in the table.
         samples, delta, l1, l2: per coordinate: the number of its samples, its probe offset δ, its weights of |θ| and
@@ -74,7 +74,7 @@ class Workspace(NamedTuple):
 
 
 def workspace(rows: Rows, columns: int, outputs: int, batch_size: int, centered: int = 0) -> Workspace:
-    """Buffers large enough for a minibatch of the longest rows, with at most `centered` columns that have a center.
+    """Return buffers for a minibatch of the longest rows, with at most `centered` columns that have a center.
 
     Indices are unsigned, so that compiled loops need not handle negative ones.
     """
@@ -239,7 +239,7 @@ def store(coordinates: int, table: Any, work: Workspace) -> None:
 
 
 def state_of(work: Workspace, c: Any) -> State:
-    """The state of a coordinate."""
+    """Return the state of a coordinate."""
     state = work.state
     return State(
         mean=Moments(grad=state[GRAD, c], grad_sq=state[GRAD_SQ, c], curv=state[CURV, c], curv_sq=state[CURV_SQ, c]),
@@ -261,7 +261,7 @@ def set_state(work: Workspace, c: Any, theta: float, new: State) -> None:
 
 
 def moments_of(work: Workspace, c: Any) -> Moments:
-    """The sums over the samples of a coordinate."""
+    """Return the sums over the samples of a coordinate."""
     moments, first = work.moments, np.uint64(4) * c
     return Moments(
         grad=moments[first],

@@ -30,7 +30,7 @@ PAPER_PASS = pass_with(paper_phases.measure, paper.update)
 
 @dataclass(frozen=True)
 class Training:
-    """How to train: the objective, the constants of the algorithm, rows of a minibatch, and threads."""
+    """Settings of training: objective, constants of the algorithm, rows per minibatch, and number of threads."""
 
     task: Task
     options: Columns | Paper
@@ -42,7 +42,7 @@ class Training:
 
 
 def split(model: Model, parts: int) -> list[Model]:
-    """Copies of a model with a few outputs each."""
+    """Return copies of a model, each with a part of the outputs."""
     tables = np.array_split(model.table, parts, axis=2)
     averages = np.array_split(model.average, parts, axis=1)
     sums = np.array_split(model.sums, parts, axis=1)
@@ -74,10 +74,10 @@ def join(model: Model, parts: list[Model]) -> None:
 def train_on(
     model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, is_checked: bool = False
 ) -> float:
-    """One pass over the rows in this order; the mean loss of the rows, each before its update.
+    """Train for one pass over the rows in a given order. Return the mean loss of the rows before their updates.
 
-    The result does not depend on the number of threads. `is_checked`: whether an earlier pass had the same arguments,
-    but for the order of the rows.
+    The result does not depend on the number of threads. `is_checked` is whether an earlier pass had the same arguments
+    except for the order.
     """
     if not is_checked:
         check_all(model, rows, order, targets, weights, training)
@@ -87,7 +87,7 @@ def train_on(
 def run_pass(
     model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training, first_output: int = 0
 ) -> float:
-    """The compiled pass, in the thread that calls; the total loss."""
+    """Run the compiled pass in the current thread. Return the total loss."""
     by_columns = isinstance(training.options, Columns)
     run = cached_jit(COLUMN_PASS if by_columns else PAPER_PASS)
     task = training.task._replace(first_output=first_output, center=by_columns and training.task.intercept)
@@ -97,7 +97,7 @@ def run_pass(
 
 
 def share_outputs(model: Model, rows: Rows, order: Any, targets: Any, weights: Any, training: Training) -> float:
-    """The outputs of one-vs-rest share nothing, so each thread takes a few of them."""
+    """Run a pass, in several threads for one-vs-rest, whose outputs are independent. Return the total loss."""
     parts = min(training.threads, model.table.shape[2]) if training.task.one_vs_rest else 1
     if parts == 1:
         return run_pass(model, rows, order, targets, weights, training)
@@ -114,7 +114,7 @@ def share_outputs(model: Model, rows: Rows, order: Any, targets: Any, weights: A
 
 
 def coefficients(model: Model, task: Task) -> Any:
-    """θ, or its average over the updates, for columns as they are, not centered; columns × outputs."""
+    """Return θ, or its average over the updates, for the original columns without centers; columns × outputs."""
     theta = np.array(model.average if task.average else model.table[:, THETA])
     if task.intercept:
         theta[-1] -= model.columns[:, CENTER] @ theta
@@ -122,13 +122,13 @@ def coefficients(model: Model, task: Task) -> Any:
 
 
 def margins_of(X: Any, theta: Any) -> Any:
-    """Outputs of the rows of X, samples × outputs; `theta` has a row more than X has columns if it has an intercept."""
+    """Return the margins of the rows of X, samples × outputs. An additional last row of `theta` is the intercept."""
     features = X.shape[1]
     return np.ascontiguousarray(X @ theta[:features]) + theta[features:].sum(axis=0)
 
 
 def learning_rates(model: Model, options: Columns | Paper) -> Any:
-    """η* of every coordinate for one more sample; 0 during its bootstrap."""
+    """Return η* of every coordinate for a minibatch of one sample; 0 during its bootstrap."""
     mean = Moments(*(model.table[:, field] for field in range(GRAD, CURV_SQ + 1)))
     if isinstance(options, Columns):
         return columns.rate(mean, 1, options)
@@ -136,7 +136,7 @@ def learning_rates(model: Model, options: Columns | Paper) -> Any:
 
 
 def mostly_learns(model: Model, options: Columns | Paper) -> bool:
-    """Do most non-zero elements seen so far belong to coordinates that are past their bootstrap?"""
+    """Return whether most non-zero elements so far belong to coordinates after their bootstrap."""
     seen = model.table[:, SEEN]
     bootstrap = 0.0 if isinstance(options, Columns) else options.bootstrap
     return bool(seen[seen >= bootstrap].sum() > seen.sum() / 2)
@@ -184,6 +184,6 @@ class Patience:
 
 
 def orders(rows: Any, rng: np.random.Generator, shuffle: bool) -> Iterator[Any]:
-    """Endless orders of these rows, random ones if `shuffle`."""
+    """Yield orders of the rows without end, random ones if `shuffle`."""
     while True:
         yield rng.permutation(rows) if shuffle else rows

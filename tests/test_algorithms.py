@@ -246,18 +246,6 @@ class TestNetworks:
             state = networks.progress(state, 1.0, 1e-6, step)
         assert state.horizon == 1
 
-    @pytest.mark.parametrize(("fluctuates", "horizon"), [(False, NETWORKS.max_horizon), (True, 1.0)])
-    def test_error_of_the_curvature_does_not_keep_rates_low(self, fluctuates, horizon):
-        """∇·(θ − θ̄) is twice the penalty if the iterates fluctuate, and zero if the penalty is only error."""
-        averaging = networks.Averaging(window=5.0, advantage=0.0)
-        progress = networks.Progress(recent=0.0, earlier=0.0, horizon=2.0, spread=0.0)
-        for step in range(1000):
-            loss, penalty = 100.0 - step / 100, 10.0
-            averaging, progress = networks.update_window_and_horizon(
-                averaging, progress, 2 * penalty * fluctuates, penalty, loss, step, NETWORKS
-            )
-        assert progress.horizon == horizon
-
     @pytest.mark.parametrize("step_of_outlier", [2, 50, 1000])
     def test_one_outlier_of_the_loss_has_no_lasting_effect_on_the_horizon(self, step_of_outlier):
         """The loss is noise around a constant, so the final horizon is 1, with and without the outlier."""

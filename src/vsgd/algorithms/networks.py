@@ -349,17 +349,19 @@ def averaging(state: Averaging, gain: Scalar, steps: Scalar, config: Networks = 
     return Averaging(larger(larger(window, least), config.window_share * steps), better)
 
 
-def progress(state: Progress, loss: Scalar, noise_cost: Scalar, steps: Scalar, config: Networks = NETWORKS) -> Progress:
+def progress(
+    state: Progress, loss: Scalar, curvature_penalty: Scalar, steps: Scalar, config: Networks = NETWORKS
+) -> Progress:
     """Return the horizon after a minibatch. It grows while larger rates pay off.
 
     The optimal rate for one step is too small for many steps (Wu et al. 2018). Noise increases the loss immediately;
     progress along flat directions pays off later, and noise averages out. The horizon grows while the recent decrease
-    of the loss exceeds the cost of noise, and shrinks twice as fast otherwise.
+    of the loss exceeds `curvature_penalty`, and shrinks twice as fast otherwise.
 
     Args:
         state: the losses and the horizon so far.
         loss: the loss of the minibatch.
-        noise_cost: increase of the loss by noise; see `cost_of_noise`.
+        curvature_penalty: ½ (θ−θ̄)ᵀ|H|(θ−θ̄), the increase of the loss by noise.
         steps: number of steps before this one.
         config: the constants.
     """
@@ -370,23 +372,9 @@ def progress(state: Progress, loss: Scalar, noise_cost: Scalar, steps: Scalar, c
     recent = ema(state.recent, loss, 9 / (steps + 9))
     earlier = ema(state.earlier, loss, 3 / (steps + 3))
     spread = ema(state.spread, abs(deviation), 3 / (steps + 3))
-    pays = noise_cost < earlier - recent
+    pays = curvature_penalty < earlier - recent
     horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
     return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon), spread)
-
-
-def cost_of_noise(advantage: Scalar, penalty: Scalar) -> Scalar:
-    """Return the increase of the loss by noise: half the moving average of ∇·(θ − θ̄), if that is positive.
-
-    If the iterates only fluctuate, ∇·(θ − θ̄) is (θ−θ̄)ᵀH(θ−θ̄) on average. The curvature penalty itself is too large,
-    because the error of h̄^fd adds to |h̄^fd|.
-
-    Args:
-        advantage: `Averaging.advantage`, the moving average of ∇·(θ − θ̄) minus the penalty.
-        penalty: ½ (θ−θ̄)ᵀ|H|(θ−θ̄).
-    """
-    cost = (advantage + penalty) / 2
-    return cost * (cost > 0)
 
 
 def update_window_and_horizon(
@@ -410,9 +398,7 @@ def update_window_and_horizon(
         config: constants of the algorithm.
     """
     after = averaging(state, products - penalty, steps + 1, config)
-    if loss is None:
-        return after, before
-    return after, progress(before, loss, cost_of_noise(after.advantage, penalty), steps, config)
+    return after, before if loss is None else progress(before, loss, penalty, steps, config)
 
 
 # --- momentum -----------------------------------------------------------------------------------------------------

@@ -521,7 +521,7 @@ class TestMomentum:
 
     @pytest.mark.parametrize(
         ("advantage", "recent", "obstructed"),
-        [(-1.0, 0.9, False), (1.0, 0.9, True), (-1.0, 1.1, True), (0.0, 1.0, False)],
+        [(-1.0, 0.9, False), (1.0, 0.9, True), (-1.0, 1.1, False), (-1.0, 1.5, True), (0.0, 1.0, False)],
     )
     @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
     def test_obstacles_are_noise_and_a_rising_loss_in_any_unit(self, advantage, recent, obstructed, unit):

@@ -158,6 +158,9 @@ AGREEMENT_STEPS = 40.0
 MOMENTUM_GROWTH, MOMENTUM_FALL = 0.01, 0.1
 """Growth and fall of β per step. It falls faster, so that it stays near 0 if gradients agree only now and then."""
 
+LOSS_RISE = 0.3
+"""The loss rises if its recent average exceeds the earlier one by this many times the usual distance of a loss."""
+
 LOSS_OUTLIER = 10.0
 """A loss enters the averages of `Progress` at a distance of at most this many times the usual one."""
 
@@ -410,7 +413,7 @@ def momentum_obstacle(averaging: Averaging, progress: Progress) -> Scalar:
     In a game between two networks, gradients may agree with the drift while the loss of both rises and falls. Momentum
     would increase these oscillations. Without known losses, they count as not rising.
     """
-    rises = progress.recent > progress.earlier
+    rises = progress.recent - progress.earlier > LOSS_RISE * progress.spread
     return larger(averaging.advantage, rises + 0 * averaging.advantage)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +37,7 @@ from vsgd.torch.loops import (
     norm_loop,
     probe_loop,
 )
+from vsgd.torch.threads import share_range
 
 PIECE = 1 << 13
 MIN_PIECES_PER_THREAD = 8
@@ -299,18 +299,9 @@ def thread_count(pieces: int) -> int:
 
 
 def on_threads(loop: Callable[..., Any], pieces: Any, *arguments: Any) -> None:
-    """Share the pieces among torch's threads; the calling one takes its part."""
-    threads = thread_count(len(pieces))
-    own, *others = itertools.pairwise(len(pieces) * k // threads for k in range(threads + 1))
-    tasks = [pool(threads - 1).submit(loop, *part, False, pieces, *arguments) for part in others]
-    try:
-        loop(*own, False, pieces, *arguments)
-    finally:
-        wait(tasks)  # whatever happens here, they still write to these arrays
-    for task in tasks:
-        task.result()
+    """Share the pieces among as many threads as torch uses."""
 
+    def run_part(first: int, last: int) -> None:
+        loop(first, last, False, pieces, *arguments)
 
-@functools.cache
-def pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
+    share_range(run_part, len(pieces), thread_count(len(pieces)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 from typing import Any
 
@@ -32,6 +30,7 @@ from vsgd.torch.per_sample.terms import (
     rotated,
     stacked_rows,
 )
+from vsgd.torch.threads import share_range
 
 WIDTH = 256
 """Columns of a block. A constant, so that the compiler knows the distance between the halves of a packed row."""
@@ -120,28 +119,18 @@ def accumulate(
                     diff_sq[row, window] += sums[2 * WIDTH : 2 * WIDTH + width]
 
 
-@functools.cache
-def pool(threads: int) -> ThreadPoolExecutor:
-    """Return a pool of threads. Compiled code holds no lock, and the threads of torch are idle meanwhile."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="vsgd")
-
-
 def summed_products(inputs: Tensor, grads: Tensor, inputs_there: Tensor, grads_there: Tensor) -> list[Tensor]:
     """Return the three sums, rows × columns, for inputs n × columns and output gradients n × rows on the CPU."""
     operands = [part.detach().contiguous().numpy() for part in (inputs, grads.t(), inputs_there, grads_there.t())]
     rows = grads.shape[1]
     results = [torch.empty(rows, inputs.shape[1], dtype=inputs.dtype, device="cpu") for _ in range(3)]
     arrays = [result.numpy() for result in results]
-    kernel, threads = cached_jit(accumulate), torch.get_num_threads()
-    edges = [rows * k // threads for k in range(threads + 1)]
+    kernel = cached_jit(accumulate)
 
     def fill(first: int, last: int) -> None:
         kernel(*operands, *arrays, first, last)
 
-    if threads == 1:
-        fill(0, rows)
-    else:
-        list(pool(threads).map(fill, edges[:-1], edges[1:]))
+    share_range(fill, rows, torch.get_num_threads())
     return results
 
 

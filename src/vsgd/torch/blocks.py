@@ -13,7 +13,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import ROUNDING, strategy_of
 from vsgd.torch import basis
 from vsgd.torch.block import Block, Group, Report, Update
-from vsgd.torch.coordinates import Coordinates, Engine, lengths_of, precision
+from vsgd.torch.coordinates import LARGE, Coordinates, Engine, lengths_of, precision
 from vsgd.torch.dense import DenseBlock
 from vsgd.torch.devices import read_numbers
 from vsgd.torch.distributed import is_sharded, key_of, local_of, shards_of
@@ -24,9 +24,6 @@ from vsgd.torch.moments import Sampling
 from vsgd.torch.noise import StepNoise, of_samples
 from vsgd.torch.state import STATISTICS, ParamState, is_decoupled, is_table, new_state
 from vsgd.torch.update import rule_of
-
-LARGE = 1 << 18
-"""A tensor of at least this many coordinates has buffers of its own: its gradient need not be copied next to others."""
 
 CPU_ENGINE, DEVICE_ENGINE = NumbaEngine(), TorchEngine()
 

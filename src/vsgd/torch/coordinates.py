@@ -16,9 +16,16 @@ from vsgd.algorithms.strategy import Config, Rates, Strategy, Totals
 from vsgd.core import Moments, State
 from vsgd.torch.distributed import Shards
 
+LARGE = 1 << 18
+"""A tensor of at least this many coordinates has a block of its own: its gradient need not be copied next to others."""
+
 
 class Workspace:
-    """What a step uses again in the next one: memory for intermediate results, and what the engine has prepared."""
+    """What a step uses again in the next one: memory for intermediate results, and what the engine has prepared.
+
+    Intermediate results of large tensors have new memory in each step. Allocating it takes little time compared to the
+    step, and the forward and backward pass can use it between steps.
+    """
 
     def __init__(self) -> None:
         self.plan: Any = None
@@ -26,7 +33,9 @@ class Workspace:
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
-        """Return memory for numbers as in `like`. It is the same in all calls with this name."""
+        """Return memory for numbers as in `like`. Unless it is large, it is the same in all calls with this name."""
+        if like.numel() >= LARGE:
+            return torch.empty_like(like)
         if name not in self._buffers:
             self._buffers[name] = torch.empty_like(like)
         return self._buffers[name]
@@ -80,7 +89,7 @@ class Coordinates(NamedTuple):
         return State(mean=Moments(*mean), memory=memory, seen=seen)
 
     def memory_for(self, name: str) -> Tensor:
-        """Return memory for one number per coordinate. It is the same in every step if there is a workspace."""
+        """Return memory for one number per coordinate: that of the workspace, if there is one."""
         return torch.empty_like(self.theta) if self.workspace is None else self.workspace.buffer(name, self.theta)
 
     def total_columns(self) -> Totals:

@@ -10,6 +10,7 @@ other threads, where Python runs no handlers.
 from __future__ import annotations
 
 import inspect
+import operator
 import signal
 import sys
 import threading
@@ -101,6 +102,8 @@ class DeferredSignals:
         self._receiver: Handler = self._receive  # one object, to be recognized
         self._handlers: dict[int, Handler] = {}
         """The handlers before the block: those of the user, or of an outer block."""
+        self._found: list[Any] = []
+        """What was installed for each of `CATCHABLE` after the last replacement."""
         self._pending: list[int] = []
         self._raised: BaseException | None = None
         """The last exception that a handler raised in user code."""
@@ -139,13 +142,17 @@ class DeferredSignals:
 
     def replace_handlers(self) -> None:
         """Replace all handlers that are Python functions by that of this block."""
-        handlers = {number: handler for number in CATCHABLE if callable(handler := _get_handler(number))}
+        found = list(map(_get_handler, CATCHABLE))
+        if self._found and all(map(operator.is_, found, self._found)):  # the closure has installed nothing
+            return
+        handlers = {number: handler for number, handler in zip(CATCHABLE, found, strict=True) if callable(handler)}
         for number in self._handlers.keys() - handlers.keys():
             del self._handlers[number]
         for number, handler in handlers.items():
             if handler is not self._receiver:
                 self._handlers[number] = users_handler(number, handler)
                 _set_handler(number, self._receiver)
+        self._found = list(map(_get_handler, CATCHABLE))
 
     def _restore(self, handlers: dict[int, Handler]) -> None:
         """Restore handlers and remove them from the dictionary. Handlers that the user has installed since remain."""

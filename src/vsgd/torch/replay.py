@@ -87,12 +87,15 @@ class Saving:
 
     def save_module(self, module: nn.Module) -> None:
         """Save the buffers and gradients of a module that is about to be called, and of its parts."""
-        for part in module.modules():
-            self.modules[id(part)] = part
+        parts = list(module.modules())
+        self.modules.update((id(part), part) for part in parts)
+        self.save_gradients(module.parameters())
+        if next(module.buffers(), None) is None:
+            return
+        for part in parts:
             for name, buffer in part.named_buffers(recurse=False):
                 if not nn.parameter.is_lazy(buffer):
                     self.buffers.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
-            self.save_gradients(part.parameters(recurse=False))
 
     def save_gradients(self, tensors: Iterable[Tensor]) -> None:
         """Save the gradients of leaf tensors that are not the optimizer's own."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from vsgd import NETWORKS, eigenbasis
 from vsgd.torch import VSGD, basis
+from vsgd.torch.devices import Features
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.state import matrix_shape, new_state
 
@@ -226,3 +227,38 @@ def test_bases_stay_within_their_share_of_memory(seed):
 )
 def test_only_the_long_side_of_a_skinny_matrix_is_cut_to_save_memory(shape, blocks):
     assert eigenbasis.plan_blocks([shape], 1e16) == [blocks]
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "is_rounded"),
+    [(128, torch.float32, True), (8, torch.float32, False), (128, torch.float64, False)],
+)
+def test_large_products_in_float32_are_rounded_to_bfloat16(width, dtype, is_rounded, monkeypatch):
+    monkeypatch.setattr(basis, "features_of", lambda kind: Features(True, True, bfloat16=True))
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 128, width, dtype=dtype), torch.randn(2, width, 128, dtype=dtype)
+    out = torch.empty(2, 128, 128, dtype=dtype)
+    with torch.autocast("cpu", torch.float16):
+        basis.multiply([(a, b, out)])
+    exact = a.double() @ b.double()
+    error = float((out - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+    assert error < 0.005
+    assert (error > 0.0005) == is_rounded
+
+
+def test_products_stay_in_float32_where_bfloat16_is_slow(monkeypatch):
+    monkeypatch.setattr(basis, "features_of", lambda kind: Features(True, True, bfloat16=False))
+    a, b, out = torch.randn(2, 128, 128), torch.randn(2, 128, 128), torch.empty(2, 128, 128)
+    basis.multiply([(a, b, out)])
+    torch.testing.assert_close(out, a @ b)
+
+
+def test_large_layers_keep_few_buffers_between_steps():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+    opt, x = VSGD(model.parameters()), torch.randn(256, 512)
+    for _ in range(2):
+        opt.minimize(lambda: model(x).square().mean())
+    per_parameter = opt.info().buffer_bytes / sum(p.numel() for p in model.parameters())
+    # averaged weights and rotated gradients, and three buffers that all four layers share
+    assert per_parameter <= 4 * (2 + 3 / 4)

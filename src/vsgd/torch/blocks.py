@@ -13,7 +13,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import ROUNDING, strategy_of
 from vsgd.torch import basis
 from vsgd.torch.block import Block, Group, Report, Update
-from vsgd.torch.coordinates import LARGE, Coordinates, Engine, lengths_of, precision
+from vsgd.torch.coordinates import Coordinates, Engine, Scratch, lengths_of, precision
 from vsgd.torch.dense import DenseBlock
 from vsgd.torch.devices import read_numbers
 from vsgd.torch.distributed import is_sharded, key_of, local_of, shards_of
@@ -24,6 +24,9 @@ from vsgd.torch.moments import Sampling
 from vsgd.torch.noise import StepNoise, of_samples
 from vsgd.torch.state import STATISTICS, ParamState, is_decoupled, is_table, new_state
 from vsgd.torch.update import rule_of
+
+LARGE = 1 << 18
+"""A tensor of at least this many coordinates has buffers of its own: its gradient need not be copied next to others."""
 
 CPU_ENGINE, DEVICE_ENGINE = NumbaEngine(), TorchEngine()
 
@@ -48,6 +51,7 @@ class Blocks:
     def __init__(self, compact: bool) -> None:
         self._compact = compact
         self._blocks: list[Block] = []
+        self._scratch = Scratch(0)
         self._members: Any = None
         """What the blocks were built for: see `members_of`."""
         self.are_open = False
@@ -69,14 +73,19 @@ class Blocks:
         if was_open:
             self.close()
         changed = self.adopt_changes()
-        self._blocks, self._members = build_blocks(groups, states, self._compact), members
+        self._blocks, self._scratch = build_blocks(groups, states, self._compact)
+        self._members = members
         if was_open:
             self.open()
         return changed
 
     def clear(self) -> None:
         """Drop all blocks; `update_blocks` rebuilds them from the states."""
-        self._blocks, self._members = [], None
+        self._blocks, self._members, self._scratch = [], None, Scratch(0)
+
+    def buffer_bytes(self) -> int:
+        """Return the bytes that are kept between steps besides the state."""
+        return sum(block.buffer_bytes() for block in self._blocks) + self._scratch.nbytes()
 
     def create_states(
         self, grads: dict[Tensor, Tensor], sampling: Sampling, groups: list[Group], states: dict[Tensor, ParamState]
@@ -201,9 +210,11 @@ def members_of(groups: Iterable[Group], states: dict[Tensor, ParamState]) -> Any
     return [(id(group), *map(id, group["params"])) for group in groups], sum(1 for state in states.values() if state)
 
 
-def build_blocks(groups: Iterable[Group], states: dict[Tensor, ParamState], compact: bool) -> list[Block]:
-    """Return blocks for all parameters that have state."""
-    blocks: list[Block] = []
+def build_blocks(
+    groups: Iterable[Group], states: dict[Tensor, ParamState], compact: bool
+) -> tuple[list[Block], Scratch]:
+    """Return blocks for all parameters that have state, and the memory that they share."""
+    parts: list[tuple[Group, list[Tensor]]] = []
     for group in groups:
         config, sets = group["algorithm"], dict[Any, list[Tensor]]()
         for parameter in group["params"]:
@@ -212,21 +223,27 @@ def build_blocks(groups: Iterable[Group], states: dict[Tensor, ParamState], comp
                 kind = is_decoupled(parameter, states[parameter], config)
                 key = parameter.device, parameter.dtype, kind, key_of(parameter)
                 sets.setdefault(parameter if apart else key, []).append(parameter)
-        # rows of tables have no part in `Averaging.advantage`, on which momentum depends
-        has_table = any(is_table(states[parameters[0]]) for parameters in sets.values())
-        for parameters in sets.values():
-            rule = rule_of(engine_for(parameters[0].device), config)
-            if is_table(states[parameters[0]]):
-                blocks.append(TableBlock(parameters[0], states, group, rule))
-            else:
-                blocks.append(DenseBlock(parameters, states, group, rule, compact, not has_table))
-    return blocks
+        parts += [(group, parameters) for parameters in sets.values()]
+    tables = {id(group) for group, parameters in parts if is_table(states[parameters[0]])}
+    dense = [parameters for _, parameters in parts if not is_table(states[parameters[0]])]
+    scratch = Scratch(max((sum(local_of(p).numel() for p in parameters) for parameters in dense), default=0))
+    blocks: list[Block] = []
+    for group, parameters in parts:
+        rule = rule_of(engine_for(parameters[0].device), group["algorithm"])
+        if is_table(states[parameters[0]]):
+            blocks.append(TableBlock(parameters[0], states, group, rule))
+        else:
+            # rows of tables have no part in `Averaging.advantage`, on which momentum depends
+            has_momentum = id(group) not in tables
+            blocks.append(DenseBlock(parameters, states, group, rule, compact, scratch, has_momentum))
+    return blocks, scratch
 
 
 def blank_state(parameter: Tensor, group: Group, compact: bool) -> ParamState:
     """Return what a checkpoint holds of a dense parameter that has not begun to learn."""
     states = {parameter: new_state(parameter, group["algorithm"], False, compact)}
-    DenseBlock([parameter], states, group, rule_of(engine_for(parameter.device), group["algorithm"]), compact)
+    rule = rule_of(engine_for(parameter.device), group["algorithm"])
+    DenseBlock([parameter], states, group, rule, compact, Scratch(0))
     return states[parameter]
 
 

@@ -16,28 +16,50 @@ from vsgd.algorithms.strategy import Config, Rates, Strategy, Totals
 from vsgd.core import Moments, State
 from vsgd.torch.distributed import Shards
 
-LARGE = 1 << 18
-"""A tensor of at least this many coordinates has a block of its own: its gradient need not be copied next to others."""
+
+class Scratch:
+    """Memory for intermediate results that are not needed after the update of a block. All blocks share it."""
+
+    def __init__(self, size: int) -> None:
+        """Make memory for blocks of up to `size` coordinates, at first use."""
+        self._size = size
+        self._buffers: dict[Any, Tensor] = {}
+
+    def buffer(self, name: str, like: Tensor) -> Tensor:
+        """Return memory for numbers as in `like`, which is flat."""
+        key = name, like.dtype, like.device
+        if key not in self._buffers:
+            self._buffers[key] = like.new_empty(self._size)
+        return self._buffers[key][: len(like)]
+
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers.values())
 
 
 class Workspace:
-    """What a step uses again in the next one: memory for intermediate results, and what the engine has prepared.
+    """What a step uses again in the next one: memory for intermediate results, and what the engine has prepared."""
 
-    Intermediate results of large tensors have new memory in each step. Allocating it takes little time compared to the
-    step, and the forward and backward pass can use it between steps.
-    """
+    OWN = ("grad", "rotated")
+    """Buffers that hold the gradients of the block until its update."""
+    SHARED = ("half", "back", "steps")
+    """Buffers that are used within the update of one block, or to probe it."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch) -> None:
         self.plan: Any = None
         """What the engine has computed from coordinates that does not change from step to step."""
+        self._scratch = scratch
         self._buffers: dict[str, Tensor] = {}
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
-        """Return memory for numbers as in `like`. Unless it is large, it is the same in all calls with this name."""
-        if like.numel() >= LARGE:
-            return torch.empty_like(like)
+        """Return memory for numbers as in `like`.
+
+        It is the same in all calls with a name in `OWN` or `SHARED`. Others are used in few steps, and have new memory.
+        """
         if name not in self._buffers:
-            self._buffers[name] = torch.empty_like(like)
+            if name not in (*self.OWN, *self.SHARED):
+                return torch.empty_like(like)
+            is_own = name in self.OWN
+            self._buffers[name] = torch.empty_like(like) if is_own else self._scratch.buffer(name, like)
         return self._buffers[name]
 
     def holds(self, tensor: Tensor) -> bool:
@@ -45,7 +67,8 @@ class Workspace:
         return any(tensor is each for each in self._buffers.values())
 
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        """Return the bytes of the block's own buffers."""
+        return sum(buffer.nbytes for name, buffer in self._buffers.items() if name in self.OWN)
 
 
 class Coordinates(NamedTuple):

@@ -29,7 +29,7 @@ from vsgd.torch.basis import (
     update_covariances,
 )
 from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
-from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Workspace, precision
+from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Scratch, Workspace, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
@@ -61,6 +61,7 @@ class DenseBlock:
         group: Group,
         rule: Rule,
         compact: bool,
+        scratch: Scratch,
         has_momentum: bool = True,
     ):
         """Take over the states, which become views of the buffers."""
@@ -98,7 +99,7 @@ class DenseBlock:
             lengths=lengths,
             decoupled=is_decoupled(first, states[first], config),
             shards=shards_of(self.parameters),
-            workspace=Workspace(),
+            workspace=Workspace(scratch),
         )
         sides = [{k: states[p][k].to(first.device, dtype) for k in SIDE_FIELDS if k in states[p]} for p in parameters]
         self._stacks = stack_bases([matrix_shape(p.shape) for p in parameters], [basis_of(each) for each in sides])

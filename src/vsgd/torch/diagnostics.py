@@ -79,7 +79,7 @@ class Diagnosis(NamedTuple):
         sample: what a sample is, in the plural, for example "micro-batches"; "samples" are rows of the minibatch.
         parameters: number of coordinates that have state, in this process if parameters are sharded.
         state_bytes: memory of the tensors in `opt.state`, which a checkpoint contains.
-        buffer_bytes: further memory between steps: averaged weights, and buffers for gradients of many tensors.
+        buffer_bytes: further memory between steps: averaged weights, gradients, and intermediate results.
     """
 
     tensors: list[TensorInfo]

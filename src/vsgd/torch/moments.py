@@ -92,7 +92,7 @@ class Minibatch:
         return second is not None
 
     def complete_dense(self, block: DenseBlock, batch: BatchMoments) -> BatchMoments:
-        plain = block.gather([self._second.get(p) for p in block.parameters], "back")
+        plain = block.gather([self._second.get(p) for p in block.parameters], "probed")
         probed = block.into(plain, "rotated probed")
         counts = counts_of(tuple([p in self._first and p in self._second for p in block.parameters]))
         return batch._replace(counts=counts, probed_grad=probed)

@@ -441,8 +441,7 @@ class VSGD(Optimizer):
         """
         unit = "batches of a process" if self._distributed.as_samples else "micro-batches"
         unit = unit if self._rows is None else "samples"
-        buffers = sum(block.buffer_bytes() for block in self._blocks)
-        return diagnose(self.param_groups, self.state, self._outliers, self._noise, unit, buffers)
+        return diagnose(self.param_groups, self.state, self._outliers, self._noise, unit, self._blocks.buffer_bytes())
 
     def averages_iterates(self) -> bool:
         """Return whether the weights to evaluate are an average of the iterates, in any group."""

@@ -239,7 +239,7 @@ def test_large_products_in_float32_are_rounded_to_bfloat16(width, dtype, is_roun
     a, b = torch.randn(2, 128, width, dtype=dtype), torch.randn(2, width, 128, dtype=dtype)
     out = torch.empty(2, 128, 128, dtype=dtype)
     with torch.autocast("cpu", torch.float16):
-        basis.multiply([(a, b, out)])
+        basis.multiply([basis.product(a, b, out)])
     exact = a.double() @ b.double()
     error = float((out - exact).square().mean().sqrt() / exact.square().mean().sqrt())
     assert error < 0.005
@@ -249,7 +249,7 @@ def test_large_products_in_float32_are_rounded_to_bfloat16(width, dtype, is_roun
 def test_products_stay_in_float32_where_bfloat16_is_slow(monkeypatch):
     monkeypatch.setattr(basis, "features_of", lambda kind: Features(True, True, bfloat16=False))
     a, b, out = torch.randn(2, 128, 128), torch.randn(2, 128, 128), torch.empty(2, 128, 128)
-    basis.multiply([(a, b, out)])
+    basis.multiply([basis.product(a, b, out)])
     torch.testing.assert_close(out, a @ b)
 
 

@@ -69,8 +69,23 @@ def stack_key(shape: tuple[int, int], basis: Basis) -> Any:
 MIN_COARSE = 1 << 22
 """Products of fewer operations are computed in float32: conversions to bfloat16 would take as long as they save."""
 
-Product = tuple[Tensor, Tensor, Tensor]
-"""Two factors of a batched matrix product, and memory for the result."""
+
+class Product(NamedTuple):
+    """A batched matrix product."""
+
+    left: Tensor
+    right: Tensor
+    out: Tensor
+    """Memory for the result."""
+    is_coarse: bool
+    """Whether it is computed in bfloat16."""
+
+
+def product(left: Tensor, right: Tensor, out: Tensor) -> Product:
+    """Return a product that is computed in bfloat16 if that takes less time, conversions included."""
+    operations = 2 * left.numel() * right.shape[-1]
+    is_large = operations >= MIN_COARSE and left.dtype == torch.float32
+    return Product(left, right, out, is_large and features_of(left.device.type).bfloat16)
 
 
 def rotation(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards: bool = False) -> list[Product]:
@@ -90,15 +105,15 @@ def rotation(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards:
         target = out if right is None else half
         q = left.flatten(0, 1)
         shape = q.shape[0], -1, stack.shape[2]
-        products.append((q if backwards else q.mT, values.view(shape), target.view(shape)))
+        products.append(product(q if backwards else q.mT, values.view(shape), target.view(shape)))
         values = half
     if right is not None:
         q = right.mT if backwards else right
         given, result = (each.view(*stack.shape[:2], *right.shape[1:3]) for each in (values, out))
         # one product per block of columns for all matrices, or one per matrix for all its blocks
         along = 2 if right.shape[1] <= right.shape[0] else 0
-        parts = zip(given.unbind(along), q.unbind(1 if along else 0), result.unbind(along), strict=True)
-        products += [(x, y, z) if along else (x.transpose(0, 1), y, z.transpose(0, 1)) for x, y, z in parts]
+        for x, y, z in zip(given.unbind(along), q.unbind(1 if along else 0), result.unbind(along), strict=True):
+            products.append(product(x, y, z) if along else product(x.transpose(0, 1), y, z.transpose(0, 1)))
     return products
 
 
@@ -108,18 +123,12 @@ def multiply(products: Iterable[Product]) -> None:
     Large products are computed in bfloat16 where that is faster. The rounding error is about 0.2 % of the RMS of a
     matrix, far below the noise of its gradient.
     """
-    for a, b, out in products:
-        if is_fast_in_bfloat16(a, b):
+    for left, right, out, is_coarse in products:
+        if is_coarse:
             rounded = torch.empty_like(out, dtype=torch.bfloat16)
-            out.copy_(torch.bmm(a.to(torch.bfloat16), b.to(torch.bfloat16), out=rounded))
+            out.copy_(torch.bmm(left.to(torch.bfloat16), right.to(torch.bfloat16), out=rounded))
         else:
-            torch.bmm(a, b, out=out)
-
-
-def is_fast_in_bfloat16(a: Tensor, b: Tensor) -> bool:
-    """Return whether a product takes less time in bfloat16, conversions included."""
-    operations = 2 * a.numel() * b.shape[-1]
-    return operations >= MIN_COARSE and a.dtype == torch.float32 and features_of(a.device.type).bfloat16
+            torch.bmm(left, right, out=out)
 
 
 def update_covariances(basis: Basis, grads: Tensor, steps: float) -> None:

@@ -155,6 +155,7 @@ INTEGERS = "print(jit.cached_jit(tiny.combine)(tiny.Pair(left=2, right=1), 0.0))
 
 @pytest.mark.parametrize("before", ["", INTEGERS + "\n"], ids=["first types of arguments", "other types"])
 def test_a_folder_that_another_process_writes_is_left_alone(package, cache, before):
+    """There is no warning, since a slow compilation elsewhere is no error: under load, any process may have to wait."""
     (folder,) = (cache / "vsgd").iterdir()
     files = machine_code(folder)
     code = f"""
@@ -164,9 +165,7 @@ jit.WAITING_SECONDS = 0.0
 with locked(pathlib.Path({str(folder)!r})):
     {COMBINE}
 """
-    out, err = run(package, cache, before + code)
-    assert out == CORRECT * (2 if before else 1)
-    assert err.count("is not usable (another process is writing to") == 1
+    assert run(package, cache, before + code) == (CORRECT * (2 if before else 1), "")
     assert machine_code(folder) == files
 
 

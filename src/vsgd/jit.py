@@ -3,7 +3,8 @@
 The functions are not decorated, so `import vsgd` is fast, and the same code runs with all array libraries. `compiled`
 registers the functions that a function calls with `numba.extending.register_jitable`. `cached_jit` also stores the
 machine code on disk, in a folder whose name depends on the source of all these functions and on the types of the
-arguments. If this cache cannot be read or written, the function is compiled again, with one warning.
+arguments. If this cache cannot be read or written, the function is compiled again, with one warning. If another process
+is compiling the function and takes longer than `WAITING_SECONDS`, it is compiled here too, without a warning.
 """
 
 from __future__ import annotations
@@ -300,13 +301,14 @@ def load_or_compile(function: Callable[..., Any], text: str, signature: tuple[An
             return code_for(dispatcher, signature)
     except NumbaError:
         raise
+    except BlockingIOError:
+        pass  # the cache is intact, and another process is still compiling this function
     except Exception as error:  # damaged files can raise any exception
         warnings.warn(f"the cache of compiled code in {folder} is not usable ({error}); compiling again", stacklevel=5)
-        if not isinstance(error, BlockingIOError):
-            with contextlib.suppress(OSError), locked(folder):
-                clear(folder)
-        with announced(message):
-            return code_for(dispatcher_of(function), signature)
+        with contextlib.suppress(OSError), locked(folder):
+            clear(folder)
+    with announced(message):
+        return code_for(dispatcher_of(function), signature)
 
 
 class Kernel:

@@ -369,3 +369,29 @@ def test_no_sum_of_a_pass_may_be_reordered_by_the_compiler():
     """Otherwise two processes with different machine code would not agree to the bit."""
     for run in (COLUMN_PASS, PAPER_PASS, estimate_penalty):
         assert [each.__name__ for each in reached(run) if hasattr(each, "jit_options")] == []
+
+
+FIXED_PENALTY = {"l1": 0.01, "l2": 0.01, "average": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "task"),
+    [(PAPER, FIXED_PENALTY), (COLUMNS, FIXED_PENALTY), (COLUMNS, {"evidence": True})],
+    ids=["paper", "columns", "estimated penalty"],
+)
+def test_result_does_not_depend_on_initial_content_of_buffers(monkeypatch, options, task):
+    X, y = half_full()
+    before = trained(X, y, epochs=2, options=options, loss=CLASSIFICATION["log_loss"], **task)
+    empty, filled = np.empty, []
+
+    def empty_with_junk(shape, dtype=float):
+        array = empty(shape, dtype)
+        array.fill(np.nan if array.dtype.kind == "f" else 1)
+        filled.append(array)
+        return array
+
+    monkeypatch.setattr(np, "empty", empty_with_junk)
+    after = trained(X, y, epochs=2, options=options, loss=CLASSIFICATION["log_loss"], **task)
+    assert len(filled) > 10
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)

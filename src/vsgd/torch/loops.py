@@ -79,9 +79,6 @@ def total_along(grad: Any, theta: Any, average: Any) -> Any:
 
 
 # any order will do within a piece, and that of the processor's lanes is the fastest
-
-
-# any order will do within a piece, and that of the processor's lanes is the fastest
 for _function in (total, total_sq, total_abs, total_along):
     vars(_function)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from closures import closure_of
 from torch import nn
 
-from vsgd import COLUMNS, PAPER
+from vsgd import COLUMNS, NETWORKS, PAPER
 from vsgd.torch import VSGD
 
 X = torch.randn(16, 5, generator=torch.Generator().manual_seed(0))
@@ -88,6 +88,9 @@ def test_numbers_that_no_training_leaves_are_refused(key, value):
     [
         (lambda saved: saved["param_groups"][0].pop("lr"), "has no 'lr'"),
         (lambda saved: saved["param_groups"][0].update(steps=2.5), "'steps' of group 0 is 2.5"),
+        (lambda saved: saved["param_groups"][0].update(steps=10**400), "'steps' of group 0 is 1000"),
+        (lambda saved: saved["param_groups"][0].update(samples=-1.0), "'samples' of group 0 is -1.0"),
+        (lambda saved: saved["param_groups"][0].update(averaging=[2.0**40, 0.0, 0.0]), "averaging window of group 0"),
         (lambda saved: saved["param_groups"][0].update(params=[0, 0, 1, 2]), "'params'"),
         (lambda saved: saved["param_groups"][0]["algorithm"].update(name="Columns"), "Networks or Paper"),
         (lambda saved: saved["param_groups"][0]["algorithm"].pop("epsilon"), "'epsilon': None"),
@@ -104,6 +107,76 @@ def test_a_checkpoint_that_lacks_something_is_refused(change, words):
     with pytest.raises(ValueError, match=rf"{words}.*Nothing was loaded"):
         opt.load_state_dict(saved)
     opt.step(closure)
+
+
+def trained_table():
+    torch.manual_seed(0)
+    table, words = nn.Embedding(9, 3, sparse=True), torch.arange(16) % 9
+    opt = VSGD(table.parameters())
+    closure = closure_of(opt, lambda: F.cross_entropy(table(words), Y))
+    for _ in range(6):
+        opt.step(closure)
+    return table, opt, closure
+
+
+@pytest.mark.parametrize("make", [trained, trained_table], ids=["dense", "table"])
+@pytest.mark.parametrize("loaded", [False, True], ids=["between steps", "after loading"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(7),
+        torch.zeros(9, 3, dtype=torch.int64),
+        torch.zeros(8, 5).to_sparse(),
+        torch.zeros(8, 5, device="meta"),
+        None,
+        "text",
+    ],
+    ids=["shape", "integers", "sparse", "meta", "nothing", "text"],
+)
+def test_a_state_edited_by_hand_is_refused_and_nothing_changes(make, loaded, value):
+    _, opt, closure = make()
+    if loaded:
+        opt.load_state_dict(opt.state_dict())
+    first = opt.param_groups[0]["params"][0]
+    before = first.detach().clone()
+    opt.state[first]["curv"] = value
+    with pytest.raises(ValueError, match=r"'curv' of parameter 0.*opt\.state\.clear\(\)"):
+        opt.step(closure)
+    assert torch.equal(first, before)
+    opt.state.clear()
+    opt.step(closure)
+
+
+def test_a_key_of_the_state_that_is_not_a_parameter_is_refused():
+    _, opt, closure = trained()
+    opt.state["text"] = {"moment": torch.ones(3)}
+    with pytest.raises(ValueError, match="an entry for 'text', which is not a parameter"):
+        opt.step(closure)
+
+
+@pytest.mark.parametrize("make", [trained, trained_table], ids=["dense", "table"])
+def test_an_entry_of_the_state_that_was_replaced_by_a_copy_is_used_and_saved(make):
+    results = []
+    for replaces in (False, True):
+        _, opt, closure = make()
+        for state in opt.state.values():
+            state.update({key: value.clone() for key, value in state.items()} if replaces else {})
+        for _ in range(5):
+            opt.step(closure)
+        results.append(opt.state_dict()["state"])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_something_else_in_the_list_of_parameters_is_refused():
+    model, opt, closure = trained()
+    before = copy.deepcopy(model.state_dict())
+    opt.param_groups[0]["params"].append("text")
+    with pytest.raises(TypeError, match="parameter 4 of group 0 is str, it must be a tensor"):
+        opt.step(closure)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    opt.param_groups[0]["params"][4] = model[0].weight
+    with pytest.raises(ValueError, match="parameter 0 of group 0 and parameter 4 of group 0 share memory"):
+        opt.step(closure)
 
 
 def test_counts_in_another_precision_are_taken():
@@ -151,6 +224,22 @@ def test_a_closure_that_resizes_a_parameter_is_refused():
     before = model[0].weight.detach().clone()
     with pytest.raises(RuntimeError, match="must not change the shape"):
         opt.step(closure_that(lambda data: torch.randn(9, 5), model[0].weight, opt))
+    assert torch.equal(model[0].weight, before)
+    opt.step(closure)
+
+
+@pytest.mark.parametrize("algorithm", [NETWORKS, PAPER], ids=["networks", "paper"])
+def test_a_closure_that_resizes_a_parameter_after_the_backward_pass_is_refused(algorithm):
+    model, opt, closure = trained(algorithm=algorithm)
+    before = model[0].weight.detach().clone()
+
+    def resizing():
+        loss = closure()
+        model[0].weight.data = torch.randn(9, 5)
+        return loss
+
+    with pytest.raises(RuntimeError, match="must not change the shape"):
+        opt.step(resizing)
     assert torch.equal(model[0].weight, before)
     opt.step(closure)
 

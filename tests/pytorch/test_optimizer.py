@@ -185,6 +185,16 @@ class TestGroups:
             train(model, opt, range(15, 16))
         torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
+    @pytest.mark.parametrize("value", [10**400, "text", None, torch.ones(2)], ids=["400 digits", "text", "None", "two"])
+    @pytest.mark.parametrize("name", ["lr", "weight_decay"])
+    def test_values_that_are_not_numbers_are_refused(self, name, value):
+        model = make_model()
+        opt = VSGD(model.parameters())
+        train(model, opt, range(2))
+        opt.param_groups[0][name] = value
+        with pytest.raises(ValueError, match=f"{name} is .* it must be a number"):
+            train(model, opt, range(2, 3))
+
     def test_a_schedule_of_another_optimizer_gets_one_warning(self):
         model = make_model()
         opt = VSGD(model.parameters())

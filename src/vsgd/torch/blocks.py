@@ -13,6 +13,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import ROUNDING, strategy_of
 from vsgd.torch import basis
 from vsgd.torch.block import Block, Group, Report, Update
+from vsgd.torch.checkpoint import fault_of
 from vsgd.torch.coordinates import Coordinates, Engine, Scratch, lengths_of, precision
 from vsgd.torch.dense import DenseBlock
 from vsgd.torch.devices import read_numbers
@@ -22,6 +23,7 @@ from vsgd.torch.engine_numba import NumbaEngine
 from vsgd.torch.engine_torch import TorchEngine
 from vsgd.torch.moments import Sampling
 from vsgd.torch.noise import StepNoise, of_samples
+from vsgd.torch.settings import check_parameters
 from vsgd.torch.state import STATISTICS, ParamState, is_decoupled, is_table, new_state
 from vsgd.torch.update import rule_of
 
@@ -60,21 +62,24 @@ class Blocks:
     def __iter__(self) -> Any:
         return iter(self._blocks)
 
-    def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState]) -> list[Any]:
+    def update_blocks(self, groups: list[Group], states: dict[Tensor, ParamState], check: bool = True) -> list[Any]:
         """Rebuild the blocks if groups, parameters, algorithms or states have changed.
 
-        Return what `adopt_changes` returns.
+        Return what `adopt_changes` returns. With `check`, parameters and states are checked before, since users may
+        have edited them.
         """
-        members = members_of(groups, states)
-        if members == self._members and all(block.fits(block.group["algorithm"]) for block in self._blocks):
+        is_same = members_of(groups, states) == self._members
+        if is_same and all(block.fits(block.group["algorithm"]) for block in self._blocks):
             return []
-        check_shapes(states)
+        if check:
+            check_parameters(groups)
+            check_states(states)
         was_open = self.are_open
         if was_open:
             self.close()
         changed = self.adopt_changes()
         self._blocks, self._scratch = build_blocks(groups, states, self._compact)
-        self._members = members
+        self._members = members_of(groups, states)  # fields of states have become views of buffers
         if was_open:
             self.open()
         return changed
@@ -115,7 +120,7 @@ class Blocks:
         for p in changed:
             states[p] = as_table(states[p], p)
         self.clear()
-        self.update_blocks(groups, states)
+        self.update_blocks(groups, states, check=False)
         return True
 
     def adopt_changes(self) -> list[Any]:
@@ -206,8 +211,9 @@ def apply_all(updates: list[Update]) -> list[tuple[Group, Report]]:
 
 
 def members_of(groups: Iterable[Group], states: dict[Tensor, ParamState]) -> Any:
-    """Return which parameters are in which group, and how many of all have state."""
-    return [(id(group), *map(id, group["params"])) for group in groups], sum(1 for state in states.values() if state)
+    """Return which parameters are in which group, and which tensors are in the states."""
+    fields = itertools.chain.from_iterable(state.values() for state in states.values())
+    return [(id(group), *map(id, group["params"])) for group in groups], [*map(id, fields)]
 
 
 def build_blocks(
@@ -269,11 +275,16 @@ def learning_coordinates(parameter: Tensor, state: ParamState, group: Group) -> 
     )
 
 
-def check_shapes(states: dict[Tensor, ParamState]) -> None:
-    """Raise ValueError if a parameter that has state has changed its shape."""
-    for parameter, state in states.items():
-        if state and state["grad"].shape != parameter.shape:
+def check_states(states: dict[Tensor, ParamState]) -> None:
+    """Raise ValueError if a parameter that has state has changed its shape, or if no training can have left a state."""
+    for number, (parameter, state) in enumerate(states.items()):
+        if not isinstance(parameter, Tensor):
+            raise ValueError(f"the state has an entry for {parameter!r}, which is not a parameter; delete it")
+        grad = state.get("grad")
+        if isinstance(grad, Tensor) and grad.shape != parameter.shape:
             raise ValueError(
-                f"a parameter changed its shape from {tuple(state['grad'].shape)} to {tuple(parameter.shape)} after it "
+                f"a parameter changed its shape from {tuple(grad.shape)} to {tuple(parameter.shape)} after it "
                 "began to learn; make a new VSGD for the new parameters"
             )
+        if (fault := fault_of(state, parameter, number)) is not None:
+            raise ValueError(f"{fault}. Load a checkpoint, or start again with opt.state.clear()")

@@ -64,7 +64,8 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
     for parameter, name in zip((p for group in groups for p in group["params"]), names, strict=True):
         if name in saved["state"]:
             state = saved["state"][name]
-            check_state(state, parameter, name)
+            if (fault := fault_of(state, parameter, name)) is not None:
+                raise refused(fault)
             if not is_blank(state):
                 states[parameter] = {key: copied(key, value) for key, value in state.items()}
     return Checkpoint(algorithms, states, corrections_of(saved.get("statistics", {})))
@@ -132,7 +133,7 @@ SETTING = (0, UNLIMITED)  # float32 can square it
 OPTIONS = {
     **dict.fromkeys(("steps", "unprobed", "skipped", "skipped_in_a_row"), COUNT),
     **dict.fromkeys(("lr", "weight_decay"), SETTING),
-    **dict.fromkeys(("samples", "gradient_flops"), FINITE),
+    **dict.fromkeys(("samples", "gradient_flops"), (0, math.inf)),
     "maximize": bool,
     "averaging": [(1, MAX_COUNT), FINITE, FINITE],  # the fields of `averaging.Averaging`
     "progress": [FINITE, FINITE, (1, UNLIMITED), (0, math.inf)],  # the fields of `networks.Progress`
@@ -200,22 +201,23 @@ def is_correction(found: Any) -> bool:
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-def check_state(state: Any, parameter: Tensor, name: Any) -> None:
-    """Raise ValueError if a state does not fit its parameter, or if no training can have left it."""
+def fault_of(state: Any, parameter: Tensor, name: Any) -> str | None:
+    """Return why a state does not fit its parameter, or why no training can have left it; None if all is well."""
     if not isinstance(state, dict):
-        raise refused(f"the state is damaged: that of parameter {name} is {type(state).__name__}, not a dictionary")
+        return f"the state is damaged: that of parameter {name} is {type(state).__name__}, not a dictionary"
     if not state:
-        return
+        return None
     found = {key: shape_of(value) for key, value in state.items()}
     wanted = wanted_shapes(found, parameter)
     for key in sorted({*wanted, *found}, key=str):
         if found.get(key) != wanted.get(key, "absent"):
-            raise refused(
+            return (
                 f"the state is of another model: {key!r} of parameter {name} has shape {found.get(key)}, it must be "
                 f"{wanted.get(key, 'absent')}"
             )
     for key, fault in faults_in(state, parameter):
-        raise refused(f"the state is damaged: {key!r} of parameter {name} {fault}")
+        return f"the state is damaged: {key!r} of parameter {name} {fault}"
+    return None
 
 
 def faults_in(state: ParamState, parameter: Tensor) -> Iterator[tuple[str, str]]:

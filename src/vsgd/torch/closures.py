@@ -184,7 +184,7 @@ class LeftGradients:
     def check(self, parameters: Iterable[Tensor]) -> None:
         """Raise RuntimeError if one of the parameters has another gradient."""
         for parameter in parameters:
-            grad = parameter.grad
+            grad: Tensor | None = getattr(parameter, "grad", None)  # a key that a user has added may be anything
             if grad is None:
                 continue
             left, version = self._left.get(parameter, (None, -1))

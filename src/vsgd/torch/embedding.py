@@ -43,7 +43,7 @@ class TableBlock:
         self.parameter, self.group, self.rule = parameter, group, rule
         self.parameters = [parameter]
         self._signature = signature(self.parameters)
-        self._state = state = states[parameter]
+        state = states[parameter]
         self.decoupled = is_decoupled(parameter, state, rule.config)
         coarse = coarse_fields(parameter.dtype, rule.config, compact=False)
         for name in STATISTICS:
@@ -57,6 +57,7 @@ class TableBlock:
                 state[name] = state.get(name, parameter.detach()).to(parameter.device, dtype, copy=True)
             else:
                 state.pop(name, None)
+        self._state = dict(state)  # users may replace entries of the other one
         self._weights: Tensor | None = None
         """The averaged weights, while the parameter holds the iterates."""
         self._probed: tuple[Tensor, Tensor] | None = None

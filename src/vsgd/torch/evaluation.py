@@ -43,6 +43,11 @@ EQUAL_LOSSES = (
     "its own batch: [lambda x=x, y=y: loss(x, y) for x, y in batches]."
 )
 
+RESHAPED = (
+    "after the closure, a gradient has shape {} and its parameter {}; a closure must not change the shape of a "
+    "parameter"
+)
+
 
 class NotFinite(Exception):
     """A loss or gradient was infinite or NaN, so the step is skipped."""
@@ -212,6 +217,8 @@ class Run:
             scale = self.scale * (-1 if group["maximize"] else 1)
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.numel():
+                    if parameter.grad.shape != parameter.shape:
+                        raise RuntimeError(RESHAPED.format(*map(tuple, (parameter.grad.shape, parameter.shape))))
                     grads[parameter] = own_gradient(local_of(parameter.grad), scale)
         if not grads:
             raise RuntimeError(

@@ -110,7 +110,7 @@ def check_settings(group: dict[str, Any]) -> None:
     for name in ("lr", "weight_decay"):
         try:
             value = float(group[name])
-        except (TypeError, ValueError):
+        except (OverflowError, RuntimeError, TypeError, ValueError):  # a tensor of several numbers: RuntimeError
             raise ValueError(f"{name} is {group[name]!r}, it must be a number") from None
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value:g}, it must be finite and at least 0")
@@ -169,6 +169,8 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
     """
     spaces: dict[Any, dict[str, Tensor]] = {}
     for name, parameter in named_parameters(groups):
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"{name} is {type(parameter).__name__}, it must be a tensor")
         if parameter.is_complex() or (parameter.requires_grad and not parameter.is_floating_point()):
             raise TypeError(f"a parameter is {parameter.dtype}; VSGD takes real numbers, so split a complex one in two")
         if is_sharded(parameter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import warnings
 from pathlib import Path
 
@@ -65,3 +66,34 @@ def attack(jit, tiny, count):
         told += results()
         results()
     print(told)
+
+
+class Interrupted(BaseException):
+    """Raised during compilation, like `KeyboardInterrupt` by Ctrl-C."""
+
+
+def interrupt_compilations(jit, tiny, interval):
+    """Interrupt compilations at every n-th call of a Python function, until one ends before. Print their number."""
+    jit.cached_jit(tiny.scaled_by(2.0))(1.0)  # numba imports modules, which would be broken by an interrupt
+    count = calls = moment = 0
+
+    def trace(frame, event, argument):
+        nonlocal calls
+        calls += 1
+        # an exception in a destructor or a callback of the garbage collector would not reach the caller
+        if calls >= moment and frame.f_code.co_name in ("compile", "run_pass", "lower", "load_overload"):
+            sys.settrace(None)
+            raise Interrupted
+
+    while True:
+        calls, moment = 0, moment + interval
+        sys.settrace(trace)
+        try:
+            result = jit.cached_jit(tiny.combine)(tiny.Pair(left=2.0, right=1.0), 0.0)
+        except Interrupted:
+            count += 1
+        else:
+            print(count, result)
+            return
+        finally:
+            sys.settrace(None)

@@ -1,9 +1,9 @@
-"""Damaged machine code on disk is compiled again, with correct results, at most one warning, and no error."""
+"""After damage to machine code on disk, or an interrupted compilation, code is compiled again with correct results."""
 
 from __future__ import annotations
 
 from fuzzing import cases
-from kernels import run, write_package
+from kernels import CORRECT, run, write_package
 
 
 def test_damaged_machine_code(tmp_path):
@@ -13,3 +13,14 @@ def test_damaged_machine_code(tmp_path):
     assert err == ""
     print(f"machine code: {count} caches, {out.strip()} warnings")
     assert int(out) > count / 4
+
+
+def test_interrupted_compilations(tmp_path):
+    code = f"from cache_attack import interrupt_compilations; interrupt_compilations(jit, tiny, {cases(20_000, 1000)})"
+    package = write_package(tmp_path / "package")
+    out, err = run(package, tmp_path / "cache", code)
+    count, result = out.split()
+    assert (result, err) == ("4.5", "")
+    print(f"compilations: {count} interrupted")
+    assert int(count) > 0
+    assert run(package, tmp_path / "cache") == (CORRECT, "")

@@ -65,8 +65,8 @@ coverage: $(VENV)/.test  ## run the tests of `make test` with line and branch co
 	$(PIP) --editable '.[coverage]'
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not slow" --hypothesis-profile ci --cov --cov-report term:skip-covered
 
-fuzz: $(VENV)/.test  ## test damaged files and kills at random times; SEED=7 for other cases
-	VSGD_FUZZ=$(SEED) $(BIN)/pytest -q -rP tests/fuzz
+fuzz: $(VENV)/.test  ## test damaged files, signals and kills at random times; SEED=7 for other cases
+	VSGD_FUZZ=$(SEED) $(BIN)/pytest -q -rP tests/fuzz tests/pytorch/test_interrupts.py::test_real_signals_at_any_time
 
 bench: $(VENV)/.test  ## run all benchmarks
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done

@@ -7,6 +7,7 @@ import signal
 import sys
 
 import torch
+from fuzzing import cases
 from interrupting import Interrupt, handled
 from test_interrupts import CASES, is_equal, started
 
@@ -15,7 +16,7 @@ TIMERS = {
     signal.SIGVTALRM: signal.ITIMER_VIRTUAL,
     signal.SIGPROF: signal.ITIMER_PROF,
 }
-ROUNDS = 300
+ROUNDS = cases(300, 1500)
 
 armed = False
 

@@ -497,5 +497,6 @@ def test_real_signals_at_any_time(case):
     folder = Path(__file__).parent
     path = os.pathsep.join([str(folder.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, folder / "storm.py", case]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=7200)
+    print(f"{case}: {done.stdout}")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from processes import TIMEOUT
+
 SCRIPT = """
 import sys
 from vsgd.cli import main
@@ -33,7 +35,7 @@ def measured(*words, **options) -> Measured:
     """Run `vsgd` and measure the largest resident set of the process."""
     with tempfile.NamedTemporaryFile() as peak:
         command = [sys.executable, "-c", SCRIPT, peak.name, *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, **options)
         return Measured(done.returncode, done.stdout, done.stderr, int(Path(peak.name).read_text() or 0) / 1e3)
 
 

@@ -10,6 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+TIMEOUT = 3600
+"""Seconds after which a process of a test is considered to hang. It only ends tests that would never end, so it is much
+longer than any run on a busy machine, or on one that suspends processes."""
+
 
 class Process(NamedTuple):
     """One of several processes that run the same script."""
@@ -22,11 +26,11 @@ class Process(NamedTuple):
     """The folder that all processes share."""
     arguments: list[str]
 
-    def join(self, seconds: float = 60) -> None:
-        """Join the process group."""
+    def join(self) -> None:
+        """Join the process group. It waits longer than the test does."""
         import torch.distributed as dist
 
-        limit = timedelta(seconds=seconds)
+        limit = timedelta(seconds=2 * TIMEOUT)
         dist.init_process_group("gloo", f"file://{self.meeting}", limit, rank=self.rank, world_size=self.world)
 
 
@@ -36,7 +40,7 @@ def this_process() -> Process:
     return Process(int(rank), int(world), Path(meeting), Path(folder), arguments)
 
 
-def run_all(script: Path, world: int, folder: Path, *arguments: object, seconds: float = 240) -> list[tuple[int, str]]:
+def run_all(script: Path, world: int, folder: Path, *arguments: object) -> list[tuple[int, str]]:
     """Run a script in `world` processes. Return exit code and standard error of each."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
@@ -50,7 +54,7 @@ def run_all(script: Path, world: int, folder: Path, *arguments: object, seconds:
         for rank in range(world)
     ]  # fmt: skip
     try:
-        errors = [process.communicate(timeout=seconds)[1] for process in processes]
+        errors = [process.communicate(timeout=TIMEOUT)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -58,7 +62,7 @@ def run_all(script: Path, world: int, folder: Path, *arguments: object, seconds:
     return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
 
 
-def run_well(script: Path, world: int, folder: Path, *arguments: object, seconds: float = 240) -> None:
+def run_well(script: Path, world: int, folder: Path, *arguments: object) -> None:
     """Call `run_all` with a script that must not fail."""
-    for code, error in run_all(script, world, folder, *arguments, seconds=seconds):
+    for code, error in run_all(script, world, folder, *arguments):
         assert code == 0, error[-3000:]

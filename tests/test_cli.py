@@ -8,13 +8,14 @@ import sys
 
 import pytest
 from command import succeeds
+from processes import TIMEOUT
 
 QUICK = ("--runs", "2", "--updates", "8")
 
 
 def vsgd(*arguments, **options):
     command = [sys.executable, "-m", "vsgd", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, **options)
 
 
 def assert_one_clear_line(result, *words):
@@ -86,7 +87,7 @@ sys.exit(main(sys.argv[1:]))
 def test_interrupted_work_is_resumed(tmp_path):
     words = ["figures", "6", "--runs", "2", "--out", str(tmp_path)]
     command = [sys.executable, "-c", INTERRUPTED, *words]
-    interrupted = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    interrupted = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert interrupted.returncode == 130, interrupted.stderr
     assert "Traceback" not in interrupted.stderr
     assert "continues from there" in interrupted.stderr
@@ -118,7 +119,7 @@ def test_two_dashes_are_not_a_value(word):
 def test_a_mistake_is_exit_code_2_without_standard_error(words, stream):
     redirect = f"2>{FULL}" if stream == "full" else "2>&-"
     command = f"{sys.executable} -m vsgd {' '.join(words)} {redirect}"
-    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=300)
+    result = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=TIMEOUT)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", "")
 
 
@@ -127,7 +128,7 @@ def test_a_mistake_is_exit_code_2_without_standard_error(words, stream):
 def test_help_that_cannot_be_written_is_exit_code_2(words):
     with open(FULL, "w") as full:
         command = [sys.executable, "-m", "vsgd", *words]
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
     assert_one_clear_line(result, "standard output")
 
 

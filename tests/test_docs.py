@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import TIMEOUT
 
 import vsgd
 
@@ -223,6 +224,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("sphinx")
     settings = ("-q", "-W", "--keep-going", "-D", "nb_execution_mode=off", "-d", tmp_path / "doctrees")
     command = [sys.executable, "-m", "sphinx", *settings, ROOT / "docs", tmp_path / "site"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     assert (done.returncode, done.stderr) == (0, "")
     assert "without a learning rate to tune" in (tmp_path / "site" / "index.html").read_text()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import TIMEOUT
 
 import vsgd
 
@@ -105,7 +106,7 @@ from vsgd.cli import main
 sys.exit(main(sys.argv[1:]))
 """
     done = subprocess.run(
-        [sys.executable, "-c", absent, *command.split()], capture_output=True, text=True, cwd=tmp_path, timeout=120
+        [sys.executable, "-c", absent, *command.split()], capture_output=True, text=True, cwd=tmp_path, timeout=TIMEOUT
     )
     name = command.split()[0]
     assert (done.returncode, done.stdout) == (2, "")

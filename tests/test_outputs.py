@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from command import refuses, succeeds
+from processes import TIMEOUT
 
 from vsgd.disk import output, write_whole
 from vsgd.errors import UserError
@@ -31,7 +32,7 @@ def told(given):
 
 
 def run(*words, **options):
-    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, timeout=600, **options)
+    return subprocess.run([*COMMAND, *map(str, words)], capture_output=True, timeout=TIMEOUT, **options)
 
 
 def private_device(path, minor):
@@ -59,7 +60,7 @@ class TestPlaces:
             reader = threading.Thread(target=lambda pipe=pipe, got=got: got.append(pipe.read_bytes()))
             reader.start()
             succeeds(*words, pipe)
-            reader.join(timeout=600)
+            reader.join(timeout=TIMEOUT)
             assert stat.S_ISFIFO(pipe.stat().st_mode)
             expected = told(given).encode() if words[0] == "predict" else (given / "m.npz").read_bytes()
             assert got == [expected]
@@ -152,7 +153,7 @@ class TestPlaces:
         code = "import os, sys; from pathlib import Path; from vsgd.disk import output\n"
         code += "with output(Path(sys.argv[1])) as write: write(b'half'); os.kill(os.getpid(), 9)"
         for name in ("a", "b"):
-            subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], timeout=600)
+            subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], timeout=TIMEOUT)
         assert len(list(tmp_path.iterdir())) == 2
         (tmp_path / ".vsgd-of-mine").write_text("")
         write_whole(tmp_path / "a", b"whole")
@@ -193,7 +194,7 @@ class TestStandardOutput:
         log = tmp_path / "log"
         log.write_text("before\n")
         with log.open("a") as file:
-            assert subprocess.run([*COMMAND, *map(str, words)], stdout=file, timeout=600).returncode == 0
+            assert subprocess.run([*COMMAND, *map(str, words)], stdout=file, timeout=TIMEOUT).returncode == 0
         assert log.read_text() == "before\n" + told(given)
         assert os.readlink(tmp_path / "link") == "/proc/self/fd/1"
 
@@ -215,7 +216,7 @@ class TestStandardOutput:
 
     def test_closed(self, given):
         words = f"{sys.executable} -m vsgd predict {given}/d.svm --model {given}/m.npz >&-"
-        result = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=600)
+        result = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=TIMEOUT)
         assert result.returncode == 2
         assert result.stderr.count("\n") == 1
 
@@ -223,7 +224,7 @@ class TestStandardOutput:
         device = private_device(tmp_path / "full", 7)
         with device.open("w") as full:
             words = [*COMMAND, "score", str(given / "d.svm"), "--model", str(given / "m.npz")]
-            result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
+            result = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT)
         assert result.returncode == 2
         assert result.stderr.count("\n") == 1
         refuses("predict", given / "d.svm", "--model", given / "m.npz", "--out", device, saying="No space")
@@ -250,7 +251,7 @@ class TestPipesToRead:
         writer = threading.Thread(target=lambda: pipe.write_bytes((given / "d.svm").read_bytes()))
         writer.start()
         assert succeeds("predict", pipe, "--model", given / "m.npz") == told(given)
-        writer.join(timeout=600)
+        writer.join(timeout=TIMEOUT)
 
     def test_fit_rejects_a_pipe_immediately(self, given, tmp_path):
         pipe = tmp_path / "pipe.svm"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import TIMEOUT
 
 from vsgd.disk import seal
 from vsgd.errors import UserError
@@ -67,7 +68,7 @@ def test_two_processes_lose_no_run(tmp_path):
     path = tmp_path / "runs.jsonl.gz"
     command = [sys.executable, "-c", SAVE_MANY, str(path)]
     processes = [subprocess.Popen([*command, name]) for name in ("a", "b")]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert [process.wait(timeout=TIMEOUT) for process in processes] == [0, 0]
     runs = RunFile(path, KEYS)
     assert all(runs.get(name, seed) for name in ("a", "b") for seed in range(20))
 

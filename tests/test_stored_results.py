@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from command import refuses, succeeds, vsgd
+from processes import TIMEOUT
 
 from vsgd.disk import seal, unseal
 from vsgd_bench.results import RunFile
@@ -83,7 +84,7 @@ def test_numbers_out_of_range(tmp_path, numbers):
 def test_two_at_once(tmp_path):
     command = [sys.executable, "-m", "vsgd", "figures", "3", "--out", str(tmp_path), *QUICK]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ended = [(*process.communicate(timeout=600), process.returncode) for process in processes]
+    ended = [(*process.communicate(timeout=TIMEOUT), process.returncode) for process in processes]
     for _, err, code in ended:
         assert (code, err) == (0, "") or (code == 2 and "another process" in err and err.count("\n") == 1)
     assert 0 in [code for _, _, code in ended]

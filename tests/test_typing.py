@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import TIMEOUT
 
 PROGRAM = """
 import torch
@@ -37,7 +38,7 @@ models = [VSGDClassifier(random_state=0), VSGDRegressor()]
 def check(tmp_path, program: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, "-m", "mypy", "--strict", "--untyped-calls-exclude=torch", "program.py"]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT)
 
 
 @pytest.mark.slow

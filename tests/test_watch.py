@@ -12,6 +12,7 @@ import time
 
 import pytest
 from command import refuses, succeeds
+from processes import TIMEOUT
 
 from vsgd.errors import UserError
 from vsgd.integrations import run_file
@@ -232,7 +233,7 @@ def test_live_in_a_terminal(path):
             with path.open("a") as file:
                 file.write(to_line(record(40), None) + "\n")
         process.send_signal(2)
-        assert process.wait(timeout=600) == 0
+        assert process.wait(timeout=TIMEOUT) == 0
         assert process.stderr.read() == b""
     finally:
         process.kill()

@@ -133,7 +133,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     process = this_process()
     ends = process.arguments[0] in ENDING
-    process.join(seconds=1000)  # much longer than the timeout of the test
+    process.join()
     # where connections break, no process answers the one that has failed: it closes its connections at once, and then
     # waits for the others as long as the test does
     messages.NOTIFY_TIMEOUT = timedelta(milliseconds=1) if ends else timedelta(seconds=300)

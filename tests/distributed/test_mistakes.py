@@ -52,7 +52,7 @@ TOLD = {
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mistakes")
-    run_well(SCRIPT, 2, folder, *TOLD, seconds=600)
+    run_well(SCRIPT, 2, folder, *TOLD)
     return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -70,7 +70,7 @@ def test_a_skipped_step_returns_the_same_loss_in_every_process(told):
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["raises in backward", "raises before synchronized statistics"])
 def test_processes_that_wait_for_one_that_raised_end_with_its_traceback(mistake, tmp_path):
-    ends = run_all(SCRIPT, 3, tmp_path, mistake, seconds=600)
+    ends = run_all(SCRIPT, 3, tmp_path, mistake)
     for code, error in ends:
         assert code == 1
         assert "process 2 of 3 raised ValueError: the data are gone" in error

@@ -16,8 +16,8 @@ ALL = (*QUICK, "wrapped replicas embedding", "dense", "paper", "embedding", "per
 ROUNDED = ("replicas in bfloat16", "replicas embedding in bfloat16")
 
 
-def results(folder, world, steps, dtypes, *kinds, seconds=240):
-    run_well(SCRIPT, world, folder, steps, dtypes, *kinds, seconds=seconds)
+def results(folder, world, steps, dtypes, *kinds):
+    run_well(SCRIPT, world, folder, steps, dtypes, *kinds)
     return torch.load(folder / f"results-{world}.pt")
 
 
@@ -68,7 +68,7 @@ def test_two_replicas_may_send_bfloat16(quick):
 @pytest.mark.slow
 def test_two_and_four_processes_follow_one_for_200_steps(tmp_path):
     kinds = {1: ALL, 2: ALL, 4: (*ALL, *ROUNDED)}
-    one, two, four = (results(tmp_path, n, 200, "float64,float32", *kinds[n], seconds=900) for n in kinds)
+    one, two, four = (results(tmp_path, n, 200, "float64,float32", *kinds[n]) for n in kinds)
     check_same(one, two, tolerance=1e-8)
     check_same(one, four, tolerance=1e-8)
     check_rounded(four)

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from fuzzing import cases, generator
+from processes import TIMEOUT
 
 from vsgd.files.storage import load
 from vsgd_bench.compare.runs import KEYS
@@ -33,7 +34,7 @@ def killed(words, seconds):
 def ran(words):
     """Return the duration of a complete run."""
     started = time.monotonic()
-    subprocess.run([*COMMAND, *map(str, words)], check=True, capture_output=True, timeout=3600)
+    subprocess.run([*COMMAND, *map(str, words)], check=True, capture_output=True, timeout=TIMEOUT)
     return time.monotonic() - started
 
 

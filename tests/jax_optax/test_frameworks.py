@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint
 import pytest
 from flax import nnx
+from processes import TIMEOUT
 from steps import batches, new_params, squared_error, step_of
 
 import vsgd.optax
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(path: Path, **environment: str) -> str:
     result = subprocess.run(
-        [sys.executable, path], env={**os.environ, **environment}, capture_output=True, text=True, timeout=600
+        [sys.executable, path], env={**os.environ, **environment}, capture_output=True, text=True, timeout=TIMEOUT
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from processes import TIMEOUT
 from steps import batches, flat, new_params, squared_error, step_of
 
 import vsgd.optax
@@ -477,7 +478,7 @@ def test_examples_of_docstrings_run(module):
 
 def test_names_the_extra_if_optax_is_missing():
     code = "import sys; sys.modules['optax'] = None; import vsgd.optax"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
     message = "ImportError: vsgd.optax needs optax: run `pip install '.[jax]'` in a clone of vsgd"
     assert result.stderr.strip().endswith(message)
 

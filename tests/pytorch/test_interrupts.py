@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from interrupting import Interrupt, count_lines, handled, run_interrupted
+from processes import TIMEOUT
 from torch import nn
 
 from vsgd.torch import VSGD, is_probing
@@ -497,6 +498,8 @@ def test_real_signals_at_any_time(case):
     folder = Path(__file__).parent
     path = os.pathsep.join([str(folder.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, folder / "storm.py", case]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=7200)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=TIMEOUT
+    )
     print(f"{case}: {done.stdout}")
     assert done.returncode == 0, done.stderr[-3000:]

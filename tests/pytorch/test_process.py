@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+from processes import TIMEOUT
 from torch import nn
 
 from vsgd.torch import VSGD, process
@@ -36,7 +37,7 @@ print(imported, during, effects(), sep="; ")
 
 
 def test_nothing_is_installed_by_the_import_or_left_after_the_last_optimizer():
-    result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, check=True)
+    result = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=TIMEOUT, check=True)
     assert result.stdout.strip() == "(0, 0); (1, 1); (0, 0)"
 
 

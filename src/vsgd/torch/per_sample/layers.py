@@ -5,6 +5,7 @@ A handler takes a `Layout` and the arguments of the function.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -34,14 +35,17 @@ class Capture(NamedTuple):
     """Whether all samples may share the input, as they share positions."""
 
 
-def trailing(axes: int) -> Layout:
-    """Return a function that sums over the axes between the samples and the last `axes`."""
+def bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    arguments = inspect.signature(function).bind(*args, **kwargs)
+    arguments.apply_defaults()
+    return arguments.arguments
 
-    def reduce(grad: Tensor) -> Tensor:
-        middle = tuple(range(1, grad.dim() - axes))
-        return grad.sum(middle) if middle else grad
 
-    return reduce
+def trailing(grad: Tensor, axes: int) -> Tensor:
+    """Return the sum over the axes between the samples and the last `axes`."""
+    middle = tuple(range(1, grad.dim() - axes))
+    return grad.sum(middle) if middle else grad
 
 
 def per_channel(grad: Tensor) -> Tensor:
@@ -77,7 +81,7 @@ def linear(layout: Layout, input: Tensor, weight: Tensor, bias: Tensor | None = 
         return Outer(inputs, grads.transpose(2, 3))
 
     def of_bias(grad: Tensor) -> Term:
-        return Explicit(trailing(1)(precise(layout(grad), weight)))
+        return Explicit(trailing(precise(layout(grad), weight), 1))
 
     return Capture(count, [(weight, of_weight), (bias, of_bias)])
 
@@ -136,64 +140,48 @@ def pair(size: Size, axes: int, missing: int) -> tuple[int, int]:
 # --- embeddings -----------------------------------------------------------------------------------------------------
 
 
-def embedding(
-    layout: Layout,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Capture:
-    refuse_frequencies(scale_grad_by_freq)
-    check_axes("embedding", input, 1)
-    index = input.detach().long()
-    padding = None if padding_idx is None else padding_idx % len(weight)
+def embedding(layout: Layout, *args: Any, **kwargs: Any) -> Capture:
+    given = bound(F.embedding, args, kwargs)
+    weight, index, padding = checked_lookup(given)
+    check_axes("embedding", index, 1)
 
     def of_weight(grad: Tensor) -> Term:
         grads = precise(grad, weight).reshape(-1, grad.shape[-1])
-        return without_padding(Lookup(sample_of(index), index.flatten(), grads, sparse), padding)
+        return without_padding(Lookup(sample_of(index), index.flatten(), grads, given["sparse"]), padding)
 
     return Capture(len(index), [(weight, of_weight)], may_be_shared=len(index) > 1)
 
 
-def embedding_bag(
-    layout: Layout,
-    input: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Capture:
-    refuse_frequencies(scale_grad_by_freq)
+def embedding_bag(layout: Layout, *args: Any, **kwargs: Any) -> Capture:
+    given = bound(F.embedding_bag, args, kwargs)
+    weight, index, padding = checked_lookup(given)
+    offsets, factors, mode = given["offsets"], given["per_sample_weights"], given["mode"]
     if mode == "max":
         raise SampleError("embedding_bag with mode='max' is not supported; use mode='sum' or mode='mean'")
-    index = input.detach().long()
-    padding = None if padding_idx is None else padding_idx % len(weight)
-    factors = (
-        torch.ones(index.shape, device=index.device) if per_sample_weights is None else per_sample_weights.detach()
-    )
+    factors = torch.ones(index.shape, device=index.device) if factors is None else factors.detach()
     if offsets is None:
         count, bag = len(index), sample_of(index)
     else:
-        count = len(offsets) - include_last_offset
+        count = len(offsets) - given["include_last_offset"]
         bag = torch.searchsorted(offsets, torch.arange(len(index), device=index.device), right=True) - 1
 
     def of_weight(grad: Tensor) -> Term:
         # the gradient of a bag goes to all rows in it
         grads = precise(grad, weight)
-        lookup = without_padding(Lookup(bag, index.flatten(), factors.flatten()[:, None].to(grads), sparse), padding)
+        parts = factors.flatten()[:, None].to(grads)
+        lookup = without_padding(Lookup(bag, index.flatten(), parts, given["sparse"]), padding)
         sizes = torch.bincount(lookup.sample, minlength=len(grads))[lookup.sample][:, None] if mode == "mean" else 1
         return lookup._replace(grads=grads[lookup.sample] * (lookup.grads / sizes))
 
     return Capture(count, [(weight, of_weight)])
+
+
+def checked_lookup(given: dict[str, Any]) -> tuple[Tensor, Tensor, int | None]:
+    """Return the table, the indices of its rows, and the row that gets no gradient."""
+    if given["scale_grad_by_freq"]:
+        raise SampleError("scale_grad_by_freq=True makes a sample's gradient depend on the others; turn it off")
+    weight, padding = given["weight"], given["padding_idx"]
+    return weight, given["input"].detach().long(), None if padding is None else padding % len(weight)
 
 
 def sample_of(index: Tensor) -> Tensor:
@@ -206,88 +194,37 @@ def without_padding(lookup: Lookup, padding: int | None) -> Lookup:
     if padding is None:
         return lookup
     keep = lookup.row != padding
-    return Lookup(lookup.sample[keep], lookup.row[keep], lookup.grads[keep], lookup.sparse)
-
-
-def refuse_frequencies(scale_grad_by_freq: bool) -> None:
-    if scale_grad_by_freq:
-        raise SampleError("scale_grad_by_freq=True makes a sample's gradient depend on the others; turn it off")
+    return lookup._replace(sample=lookup.sample[keep], row=lookup.row[keep], grads=lookup.grads[keep])
 
 
 # --- normalization --------------------------------------------------------------------------------------------------
 
 
-def norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, normed: Layout, reduce: Callable[[Tensor], Tensor]
-) -> Capture:
-    """Capture a normalization.
+def norm(function: Callable[..., Tensor]) -> Callable[..., Capture]:
+    """Return the handler of a normalization. Without weight and bias, the function returns the factor of the weight.
 
-    Args:
-        input: its input.
-        weight: factor on the normalized input.
-        bias: offset.
-        normed: normalizes an input.
-        reduce: sums a gradient of the output over the axes that the parameters do not have.
+    Batch normalization has fixed statistics, as in evaluation, where samples do not mix.
     """
-    x = input.detach()
 
-    def of_weight(grad: Tensor) -> Term:
-        return Explicit(reduce(precise(grad, weight) * normed(precise(x, weight))))
+    def capture(layout: Layout, *args: Any, **kwargs: Any) -> Capture:
+        given = bound(function, args, kwargs)
+        x, weight, bias = given.pop("input").detach(), given.pop("weight"), given.pop("bias", None)
+        axes = len(given.get("normalized_shape", ()))
+        check_axes("a norm", x, axes + 1)
+        # copies, since statistics may change before the gradient arrives
+        given |= {name: value.detach().clone() for name, value in given.items() if isinstance(value, Tensor)}
 
-    return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(reduce(precise(grad, bias))))])
+        def reduced(grad: Tensor) -> Tensor:
+            return trailing(grad, axes) if axes else per_channel(grad)
 
+        def of_weight(grad: Tensor) -> Term:
+            inputs = precise(x, weight)
+            settings = {name: value.to(inputs) if isinstance(value, Tensor) else value for name, value in given.items()}
+            return Explicit(reduced(precise(grad, weight) * function(inputs, **settings)))
 
-def layer_norm(
-    layout: Layout,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Capture:
-    shape = list(normalized_shape)
-    check_axes("a norm", input, len(shape) + 1)
-    return norm(input, weight, bias, lambda x: F.layer_norm(x, shape, eps=eps), trailing(len(shape)))
+        return Capture(len(x), [(weight, of_weight), (bias, lambda grad: Explicit(reduced(precise(grad, bias))))])
 
-
-def rms_norm(
-    layout: Layout,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Capture:
-    shape = list(normalized_shape)
-    check_axes("a norm", input, len(shape) + 1)
-    return norm(input, weight, None, lambda x: F.rms_norm(x, shape, eps=eps), trailing(len(shape)))
-
-
-def group_norm(
-    layout: Layout,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Capture:
-    return norm(input, weight, bias, lambda x: F.group_norm(x, num_groups, eps=eps), per_channel)
-
-
-def batch_norm(
-    layout: Layout,
-    input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Capture:
-    """Capture batch normalization with fixed statistics, as in evaluation, where samples do not mix."""
-    # copies, since statistics may change before the gradient arrives
-    mean, var = running_mean.detach().clone(), running_var.detach().clone()
-    return norm(input, weight, bias, lambda x: F.batch_norm(x, mean.to(x), var.to(x), eps=eps), per_channel)
+    return capture
 
 
 HANDLERS: dict[Any, Callable[..., Capture]] = {
@@ -296,11 +233,5 @@ HANDLERS: dict[Any, Callable[..., Capture]] = {
     F.conv2d: convolution,
     F.embedding: embedding,
     F.embedding_bag: embedding_bag,
-    F.layer_norm: layer_norm,
-    F.group_norm: group_norm,
-    F.batch_norm: batch_norm,
+    **{function: norm(function) for function in (F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm)},
 }
-
-
-if hasattr(F, "rms_norm"):
-    HANDLERS[F.rms_norm] = rms_norm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vsgd.torch.per_sample.fallback import Call
-from vsgd.torch.per_sample.layers import HANDLERS, Build, Layout
+from vsgd.torch.per_sample.layers import HANDLERS, Build, Layout, bound
 from vsgd.torch.per_sample.terms import Placed, SampleError
 
 PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -191,7 +190,7 @@ class Watch(TorchFunctionMode):
         """Capture the call of a function that has a handler, if parameters are where the handler expects them."""
         if func not in HANDLERS:
             return False
-        data = bound(HANDLERS[func], (None, *args), kwargs)["input"]
+        data = args[0] if args else kwargs["input"]
         if any(t is data or id(t) in self._shared for t in given):
             return False
         capture = HANDLERS[func](self._layout, *args, **kwargs)
@@ -306,13 +305,6 @@ class Watch(TorchFunctionMode):
 def samples_first(tensor: Tensor) -> Tensor:
     """Return a tensor whose samples come first unchanged."""
     return tensor
-
-
-def bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
-    arguments = inspect.signature(function).bind(*args, **kwargs)
-    arguments.apply_defaults()
-    return arguments.arguments
 
 
 def tensors(nested: Any) -> Iterator[Tensor]:

@@ -23,24 +23,19 @@ from vsgd.torch.blocks import Blocks, apply_all, blank_state, check_numbers, noi
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.closures import LeftGradients, check_closures, check_loss
 from vsgd.torch.diagnostics import Diagnosis, diagnose
-from vsgd.torch.distributed import (
-    Agreement,
-    Processes,
-    Replicas,
-    is_sharded,
-    processes_of,
-    raised_by_all,
-    reduce_checks,
-)
+from vsgd.torch.distributed.agreement import Agreement, reduce_checks
+from vsgd.torch.distributed.messages import Processes, Replicas, processes_of, raised_by_all
+from vsgd.torch.distributed.shards import is_sharded
 from vsgd.torch.evaluation import Evaluation, NotFinite, Run
-from vsgd.torch.interrupts import DeferredSignals, interruptible
 from vsgd.torch.moments import MicroBatches, Minibatch, RowSamples, RowSettings, Sampling
 from vsgd.torch.noise import Noise, StepNoise, observe
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.process import (
+    DeferredSignals,
     Iterates,
     Turns,
     check_unshared,
+    interruptible,
     is_last_to_step,
     next_turn,
     register,

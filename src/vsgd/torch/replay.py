@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from vsgd.torch.closures import FORWARD_OUTSIDE, SCALER
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.interrupts import call_user
-from vsgd.torch.process import call_before_forward
+from vsgd.torch.process import call_before_forward, call_user
 
 Closure = Callable[[], Any]
 

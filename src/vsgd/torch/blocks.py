@@ -17,7 +17,7 @@ from vsgd.torch.checkpoint import fault_of
 from vsgd.torch.coordinates import Coordinates, Engine, Scratch, lengths_of, precision
 from vsgd.torch.dense import DenseBlock
 from vsgd.torch.devices import read_numbers
-from vsgd.torch.distributed import is_sharded, key_of, local_of, shards_of
+from vsgd.torch.distributed.shards import is_sharded, key_of, local_of, shards_of
 from vsgd.torch.embedding import TableBlock, as_table
 from vsgd.torch.engine_numba import NumbaEngine
 from vsgd.torch.engine_torch import TorchEngine

@@ -14,7 +14,7 @@ from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, Totals, stra
 from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
-from vsgd.torch.distributed import is_sharded, local_of
+from vsgd.torch.distributed.shards import is_sharded, local_of
 from vsgd.torch.state import FIELDS, FORMAT, SIDES, STATISTICS, ParamState, found_layout, is_blank
 
 ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in STRATEGIES}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vsgd.algorithms.strategy import Config, Rates, Strategy, Totals
 from vsgd.core import Moments, State
-from vsgd.torch.distributed import Shards
+from vsgd.torch.distributed.shards import Shards
 
 
 class Scratch:

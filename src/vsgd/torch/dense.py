@@ -31,7 +31,7 @@ from vsgd.torch.basis import (
 from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
 from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Scratch, Workspace, precision
 from vsgd.torch.devices import sum_dtype
-from vsgd.torch.distributed import is_sharded, like, local_of, shards_of
+from vsgd.torch.distributed.shards import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
 from vsgd.torch.state import SIDES, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
 from vsgd.torch.update import Rule, check, is_starting, learn_and_move

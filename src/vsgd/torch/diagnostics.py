@@ -15,7 +15,7 @@ from vsgd.torch.block import estimates_decay, rates_of
 from vsgd.torch.blocks import engine_for, learning_coordinates
 from vsgd.torch.coordinates import Coordinates, spread
 from vsgd.torch.devices import sum_dtype
-from vsgd.torch.distributed import local_of
+from vsgd.torch.distributed.shards import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
 from vsgd.torch.state import ParamState, is_table
 from vsgd.torch.update import learning_rates, rule_of

@@ -18,7 +18,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import Config, Strategy, Sums
 from vsgd.jit import cached_jit
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Inputs, Learned, are_equal
-from vsgd.torch.distributed import summed
+from vsgd.torch.distributed.shards import summed
 from vsgd.torch.loops import (
     COUNT,
     DECAY,

@@ -27,7 +27,7 @@ from vsgd.torch.coordinates import (
     lengths_on,
     spread,
 )
-from vsgd.torch.distributed import summed
+from vsgd.torch.distributed.shards import summed
 
 PIECE = 1024
 """Sums over segments of different lengths are taken over pieces of this many coordinates first."""

@@ -13,16 +13,9 @@ from torch import Tensor
 from vsgd.algorithms.strategy import distance_to_zero_loss
 from vsgd.torch.basis import flop_counter
 from vsgd.torch.closures import NotRepeatable, check_loss, check_probe_was_seen, check_repeatable, remedy, warn
-from vsgd.torch.distributed import (
-    DifferenceError,
-    PeerError,
-    Processes,
-    check_averaged,
-    evaluate_on_all_ranks,
-    is_sharded,
-    local_of,
-    reduce_checks,
-)
+from vsgd.torch.distributed.agreement import check_averaged, evaluate_on_all_ranks, reduce_checks
+from vsgd.torch.distributed.messages import DifferenceError, PeerError, Processes
+from vsgd.torch.distributed.shards import is_sharded, local_of
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.process import used_by
 from vsgd.torch.replay import Closure, Replay, Saving

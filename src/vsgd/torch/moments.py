@@ -16,7 +16,7 @@ from torch import Tensor
 from vsgd.reweight import effective_count, sample_weights
 from vsgd.torch.coordinates import BatchMoments, precision, spread
 from vsgd.torch.devices import sum_dtype
-from vsgd.torch.distributed import Processes
+from vsgd.torch.distributed.messages import Processes
 from vsgd.torch.evaluation import Evaluation
 from vsgd.torch.per_sample import Recorder, RowSums, SampleSums
 from vsgd.torch.per_sample.terms import empty_sums

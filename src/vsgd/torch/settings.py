@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from vsgd.torch.closures import warn
-from vsgd.torch.distributed import AVERAGED, Replicas, check_replicas, check_sharding, is_sharded, local_of
+from vsgd.torch.distributed.messages import Replicas
+from vsgd.torch.distributed.shards import check_sharding, is_sharded, local_of
 
 LEFTOVER_LR = 0.05
 """A factor on the rates below this is more likely a learning rate left over from another optimizer."""
@@ -50,12 +52,7 @@ OLD_OF_REPLICAS = ("samples", "reduce_dtype", "process_group")
 def check_sampling(
     per_sample: nn.Module | Rows | None, distributed: Replicas | None, old: dict[str, Any]
 ) -> tuple[Rows | None, Replicas]:
-    """Return the settings that define a sample.
-
-    Args:
-        per_sample: argument of `VSGD`.
-        distributed: argument of `VSGD`.
-        old: deprecated arguments of `VSGD`.
+    """Return the settings that define a sample, from arguments of `VSGD`, of which `old` are deprecated.
 
     Raises:
         TypeError: an argument has the wrong type, or is unknown.
@@ -71,10 +68,17 @@ def check_sampling(
     distributed = translate_replicas(given, distributed)
     if rows is not None and rows.reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {rows.reduction!r}, it must be 'mean' or 'sum'")
-    replicas = AVERAGED if distributed is None else check_replicas(distributed)
-    if replicas.as_samples and rows is not None:
+    if distributed is None:  # gradients are averaged over all processes before VSGD receives them
+        return rows, Replicas(as_samples=False)
+    if not isinstance(distributed, Replicas):
+        raise TypeError(f"distributed is {distributed!r}, it must be a vsgd.torch.Replicas")
+    if distributed.reduce_dtype not in (None, torch.bfloat16):
+        raise ValueError(f"reduce_dtype is {distributed.reduce_dtype}, it must be torch.bfloat16 or left out")
+    if distributed.reduce_dtype is not None and not distributed.as_samples:
+        raise ValueError("reduce_dtype is the precision of moments of samples, so it needs Replicas(as_samples=True)")
+    if distributed.as_samples and rows is not None:
         raise ValueError("with per_sample every row is a sample, so replicas cannot be: Replicas(as_samples=False)")
-    return rows, replicas
+    return rows, distributed
 
 
 def translate_rows(old: dict[str, Any], rows: Rows | None) -> Rows | None:
@@ -249,13 +253,14 @@ def check_elements(parts: dict[str, Tensor]) -> None:
         memory = owners[(part.data_ptr() - start) // unit : (end_of(part) - start) // unit]
         strides = (*(stride * item * owners.itemsize for stride in part.stride()), owners.itemsize)
         elements = np.lib.stride_tricks.as_strided(memory, (*part.shape, item), strides)
-        has_room = elements.size <= memory.size  # an expanded tensor may have too many elements to mark
-        if has_room and (owner := int(elements.max())):
-            other = list(parts)[owner - 1]
-            raise ValueError(f"{other} and {name} share memory; tie weights by using one parameter in both places")
-        if has_room:
+        overlaps_itself = elements.size > memory.size  # an expanded tensor may have too many elements to mark
+        if not overlaps_itself:
+            if owner := int(elements.max()):
+                other = list(parts)[owner - 1]
+                raise ValueError(f"{other} and {name} share memory; tie weights by using one parameter in both places")
             elements[...] = number
-        if not has_room or (not has_nested_axes(part) and np.count_nonzero(memory == number) < elements.size):
+            overlaps_itself = bool(np.count_nonzero(memory == number) < elements.size)
+        if overlaps_itself:
             raise ValueError(
                 f"{name}, of shape {list(part.shape)} and strides {list(part.stride())}, overlaps itself: some of its "
                 "elements share memory. Give it memory of its own: nn.Parameter(parameter.detach().clone())"

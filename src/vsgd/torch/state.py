@@ -12,7 +12,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import MIN_PROBE, UNLIMITED, Config, Totals, strategy_of
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
-from vsgd.torch.distributed import like, local_of
+from vsgd.torch.distributed.shards import like, local_of
 
 ParamState = dict[str, Tensor]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.strategy import Config, Strategy, Totals, gradient_limit, strategy_of
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Engine, Inputs, lengths_of, spread
-from vsgd.torch.distributed import summed
+from vsgd.torch.distributed.shards import summed
 
 Rotation = Callable[[Tensor], Tensor]
 

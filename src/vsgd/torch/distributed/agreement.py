@@ -96,12 +96,7 @@ class Agreement:
     ) -> Processes:
         """Return the processes with the facts that must be equal in all of them during a step.
 
-        Args:
-            processes: those that train the same model.
-            settings: settings of the optimizer, by name.
-            groups: parameter groups.
-            state: state of the parameters.
-            others: further tensors that are saved with the state.
+        `others` are further tensors that are saved with the state.
         """
         changes, self._changes = self._changes, []
         if processes.size == 1:
@@ -211,11 +206,7 @@ def gradients_of_any(
 ) -> dict[Tensor, Tensor]:
     """Return a gradient of each parameter that has one in any process; zeros where this process has none.
 
-    Args:
-        processes: those that train the same model.
-        grads: gradients of this process.
-        parameters: parameters of all groups.
-        kinds: indices into `KINDS`, of the gradient of each parameter in this process.
+    `kinds` are indices into `KINDS`, of the gradient of each parameter in this process.
     """
     found, _ = processes.gather_kinds("end of an evaluation", kinds)
     result: dict[Tensor, Tensor] = {}

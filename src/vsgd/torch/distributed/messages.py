@@ -259,8 +259,6 @@ class Processes(NamedTuple):
         return PeerError(PEER_LOST.format(lost=cause)) if failure is None else failure.as_error()
 
 
-ALONE = Processes(group=None, messages=None, rank=0, size=1, are_samples=False)
-
 _MESSAGES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
@@ -282,26 +280,11 @@ class Replicas(NamedTuple):
     process_group: Any = None
 
 
-AVERAGED = Replicas(as_samples=False)
-"""The default: gradients are averaged over all processes before VSGD receives them."""
-
-
-def check_replicas(setting: Any) -> Replicas:
-    """Return the setting. Raise TypeError or ValueError if it is not possible."""
-    if not isinstance(setting, Replicas):
-        raise TypeError(f"distributed is {setting!r}, it must be a vsgd.torch.Replicas")
-    if setting.reduce_dtype not in (None, torch.bfloat16):
-        raise ValueError(f"reduce_dtype is {setting.reduce_dtype}, it must be torch.bfloat16 or left out")
-    if setting.reduce_dtype is not None and not setting.as_samples:
-        raise ValueError("reduce_dtype is the precision of moments of samples, so it needs Replicas(as_samples=True)")
-    return setting
-
-
 def processes_of(setting: Replicas) -> Processes:
-    """Return the processes of distributed training, or `ALONE` without distributed training."""
+    """Return the processes of distributed training, or this one alone without distributed training."""
     are_samples, reduce_dtype, group = setting
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:
-        return ALONE
+        return Processes(group=None, messages=None, rank=0, size=1, are_samples=False)
     group = dist.group.WORLD if group is None else group
     if group not in _MESSAGES:
         ranks, store = dist.get_process_group_ranks(group), store_of(group)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-from vsgd.torch.devices import features_of
+from vsgd.torch.devices import runs_on
 
 SOURCE = Path(__file__).with_name("device.cpp")
 CACHE = Path(__file__).parents[2] / ".cache" / "device"
@@ -193,14 +193,14 @@ def switched(*, float64=True, linear_algebra=True, opaque_addresses=False):
     core.refuse_float64(not float64)
     core.refuse(set() if linear_algebra else LINEAR_ALGEBRA)
     core.use_opaque_addresses(opaque_addresses)
-    features_of.cache_clear()
+    runs_on.cache_clear()
     try:
         yield
     finally:
         core.refuse_float64(False)
         core.refuse(set())
         core.use_opaque_addresses(False)
-        features_of.cache_clear()
+        runs_on.cache_clear()
 
 
 class Events:

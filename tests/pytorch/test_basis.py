@@ -12,7 +12,6 @@ from torch import nn
 
 from vsgd import NETWORKS, eigenbasis
 from vsgd.torch import VSGD, basis
-from vsgd.torch.devices import Features
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.state import matrix_shape, new_state
 
@@ -234,7 +233,7 @@ def test_only_the_long_side_of_a_skinny_matrix_is_cut_to_save_memory(shape, bloc
     [(128, torch.float32, True), (8, torch.float32, False), (128, torch.float64, False)],
 )
 def test_large_products_in_float32_are_rounded_to_bfloat16(width, dtype, is_rounded, monkeypatch):
-    monkeypatch.setattr(basis, "features_of", lambda kind: Features(True, True, bfloat16=True))
+    monkeypatch.setattr(basis, "multiplies_bfloat16", lambda kind: True)
     torch.manual_seed(0)
     a, b = torch.randn(2, 128, width, dtype=dtype), torch.randn(2, width, 128, dtype=dtype)
     out = torch.empty(2, 128, 128, dtype=dtype)
@@ -247,7 +246,7 @@ def test_large_products_in_float32_are_rounded_to_bfloat16(width, dtype, is_roun
 
 
 def test_products_stay_in_float32_where_bfloat16_is_slow(monkeypatch):
-    monkeypatch.setattr(basis, "features_of", lambda kind: Features(True, True, bfloat16=False))
+    monkeypatch.setattr(basis, "multiplies_bfloat16", lambda kind: False)
     a, b, out = torch.randn(2, 128, 128), torch.randn(2, 128, 128), torch.empty(2, 128, 128)
     basis.multiply([basis.product(a, b, out)])
     torch.testing.assert_close(out, a @ b)

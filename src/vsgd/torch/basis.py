@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vsgd.eigenbasis import Basis, cost, covariance_weight, plan_blocks, rotated_basis
-from vsgd.torch.devices import features_of, for_factorization
+from vsgd.torch.devices import for_factorization, multiplies_bfloat16
 from vsgd.torch.state import matrix_shape
 
 
@@ -85,7 +85,7 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> Product:
     """Return a product that is computed in bfloat16 if that takes less time, conversions included."""
     operations = 2 * left.numel() * right.shape[-1]
     is_large = operations >= MIN_COARSE and left.dtype == torch.float32
-    return Product(left, right, out, is_large and features_of(left.device.type).bfloat16)
+    return Product(left, right, out, is_large and multiplies_bfloat16(left.device.type))
 
 
 def rotation(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards: bool = False) -> list[Product]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,52 +19,42 @@ RandomState = Mapping[torch.device, Tensor]
 CPU = torch.device("cpu")
 
 
-class Features(NamedTuple):
-    """What a kind of device offers."""
-
-    float64: bool
-    """Apple's MPS and some GPUs of Intel have no float64."""
-    qr: bool
-    """Whether `torch.linalg.qr` runs on the device."""
-    bfloat16: bool
-    """Whether matrix products in bfloat16 are several times as fast as in float32."""
+@functools.cache
+def runs_on(kind: str, operation: str, dtype: torch.dtype) -> bool:
+    """Return whether a kind of device, such as "cuda", has an operation of `torch.linalg`. It is tried once."""
+    if kind in ("cpu", "meta"):
+        return True
+    try:
+        matrix = torch.eye(2, dtype=dtype, device=kind)
+        getattr(torch.linalg, operation)(matrix + matrix)
+    except (TypeError, RuntimeError):  # NotImplementedError is a RuntimeError
+        return False
+    return True
 
 
 @functools.cache
-def features_of(kind: str) -> Features:
-    """Return what a kind of device, such as "cuda", offers. Each feature is tried once."""
-
-    def runs(dtype: torch.dtype, operation: str) -> bool:
-        try:
-            matrix = torch.eye(2, dtype=dtype, device=kind)
-            getattr(torch.linalg, operation)(matrix + matrix)
-        except (TypeError, RuntimeError):  # NotImplementedError is a RuntimeError
-            return False
-        return True
-
-    if kind in ("cpu", "meta"):
-        return Features(True, True, bfloat16=kind == "cpu" and cpu_has_bfloat16())
-    bfloat16 = kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return Features(runs(torch.float64, "vector_norm"), runs(torch.float32, "qr"), bfloat16)
-
-
-def cpu_has_bfloat16() -> bool:
-    """Return whether this CPU has instructions for matrix products in bfloat16, as far as Linux tells."""
+def multiplies_bfloat16(kind: str) -> bool:
+    """Return whether a kind of device has instructions for products of matrices in bfloat16, as far as is known."""
+    if kind == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     try:
-        flags = Path("/proc/cpuinfo").read_text().split()
-    except OSError:
+        flags = Path("/proc/cpuinfo").read_text().split() if kind == "cpu" else []
+    except OSError:  # not on Linux
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Return the precision of counts and of sums over many coordinates: float64 where the device has it."""
-    return torch.float64 if features_of(device.type).float64 else torch.float32
+    """Return the precision of counts and of sums over many coordinates: float64 where the device has it.
+
+    Apple's MPS and some GPUs of Intel have no float64.
+    """
+    return torch.float64 if runs_on(device.type, "vector_norm", torch.float64) else torch.float32
 
 
 def for_factorization(matrix: Tensor) -> Tensor:
     """Return a matrix where it can be factorized: a copy on the CPU if its device has no `torch.linalg.qr`."""
-    return matrix if features_of(matrix.device.type).qr else matrix.cpu()
+    return matrix if runs_on(matrix.device.type, "qr", torch.float32) else matrix.cpu()
 
 
 def random_state(tensors: Iterable[Tensor]) -> RandomState:
@@ -86,14 +76,10 @@ def set_random_state(states: RandomState) -> None:
 
 def read_numbers(numbers: Sequence[Any]) -> list[float]:
     """Return numbers, some of which are tensors on devices, as floats. This waits once for each device."""
-    places: dict[torch.device, list[int]] = {}
-    for place, number in enumerate(numbers):
-        if isinstance(number, Tensor) and not number.is_cpu:
-            places.setdefault(number.device, []).append(place)
-    on_devices = {place for own in places.values() for place in own}
-    found = [0.0 if place in on_devices else float(number) for place, number in enumerate(numbers)]
-    for device, own in places.items():
-        values = torch.stack([numbers[place].to(sum_dtype(device)) for place in own]).tolist()
-        for place, value in zip(own, values, strict=True):
-            found[place] = value
-    return found
+    on_devices = {number.device for number in numbers if isinstance(number, Tensor) and not number.is_cpu}
+    found: dict[int, float] = {}
+    for device in on_devices:
+        own = [k for k, number in enumerate(numbers) if isinstance(number, Tensor) and number.device == device]
+        values = torch.stack([numbers[k].to(sum_dtype(device)) for k in own]).tolist()
+        found.update(zip(own, values, strict=True))
+    return [found[k] if k in found else float(number) for k, number in enumerate(numbers)]

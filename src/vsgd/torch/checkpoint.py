@@ -15,7 +15,7 @@ from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import is_sharded, local_of
-from vsgd.torch.state import FIELDS, FORMAT, SIDES, STATISTICS, ParamState, found_layout, is_blank
+from vsgd.torch.state import FIELDS, FORMAT, SIDES, STATISTICS, SUMS, ParamState, is_blank, shapes_of, upper_bounds
 
 ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in STRATEGIES}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -77,7 +77,7 @@ def refused(why: str) -> ValueError:
 
 def copied(key: str, value: Tensor) -> Tensor:
     """Return a copy. The precision of counts and sums does not depend on that of the parameter."""
-    dtype = sum_dtype(value.device) if key in ("seen", "steps", "totals") else value.dtype
+    dtype = sum_dtype(value.device) if key in SUMS else value.dtype
     return value.detach().to(dtype, copy=True)
 
 
@@ -243,9 +243,12 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
 
 def wanted_shapes(found: dict[Any, Any], parameter: Tensor) -> dict[Any, Any]:
     """Return the shapes that the fields of a state must have, with the bases that it has."""
-    layout = found_layout(found, parameter)
-    shapes = {field.name: field.shape(layout) for field in FIELDS if not field.is_optional or field.name in found}
-    return {name: shape for name, shape in shapes.items() if shape is not None}
+    shape = tuple(parameter.shape)
+    table = bool(shape) and shape[0] > 1 and found.get("seen") == shape[:1]
+    sizes = [max((found[f"{s}_basis"] or (1,))[-1], 2) if f"{s}_basis" in found else 1 for s in SIDES]
+    optional = {field.name for field in FIELDS if field.is_optional}
+    shapes = shapes_of(shape, table, sizes)
+    return {name: shape for name, shape in shapes.items() if name in found or name not in optional}
 
 
 def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
@@ -254,7 +257,7 @@ def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
     largest = torch.finfo(torch.float64 if precision(parameter.dtype) == torch.float64 else torch.bfloat16).max
     low, high = (float(each) for each in value.detach().aminmax())
     whole = key != "steps" or low.is_integer()
-    return field.low <= low and max(-low, high) <= field.high(largest, parameter.numel()) and whole
+    return field.low <= low and max(-low, high) <= upper_bounds(largest, parameter.numel())[field.high] and whole
 
 
 def has_totals(state: ParamState) -> bool:

@@ -17,7 +17,7 @@ from vsgd.torch.coordinates import Coordinates, spread
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
-from vsgd.torch.state import ParamState, is_table
+from vsgd.torch.state import SUMS, ParamState, is_table
 from vsgd.torch.update import learning_rates, rule_of
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def placed_like(parameter: Tensor, state: ParamState) -> ParamState:
     sums, counts_device = sum_dtype(parameter.device), parameter.device if is_table(state) else torch.device("cpu")
     result = {}
     for name, value in state.items():
-        dtype = sums if name in ("seen", "steps", "totals") else value.dtype
+        dtype = sums if name in SUMS else value.dtype
         result[name] = value.to(counts_device if name in ("seen", "steps") else parameter.device, dtype)
     return result
 

@@ -79,10 +79,7 @@ def moved_layers(savings: Iterable[Saving]) -> list[Layer]:
 def key_of(module: Any, places: Mapping[Any, int], others: list[Any]) -> str:
     """Return the name of a layer in a checkpoint: the index of its weight, or its own index among `others`.
 
-    Args:
-        module: the layer.
-        places: index of each parameter.
-        others: layers whose weight is not trained, in the order of their first use. A new one is added.
+    `others` are layers whose weight is not trained, in the order of their first use. A new one is added.
     """
     if module.weight in places:
         return f"parameter {places[module.weight]}"
@@ -149,20 +146,15 @@ class BatchNormStatistics:
         indices = {p: k for k, p in enumerate(run.parameters)} if moved else {}
         for layer in moved:
             key = key_of(layer.module, indices, self._other_layers)
-            average = None
-            if layer.module in measured:
-                iterate, average = measured[layer.module]
-                new = measure_correction(iterate, average, layer.module.eps)
-                if new is None:
-                    average = None
-                else:
-                    self.corrections = {**self.corrections, key: new}
+            new, average = measured.get(layer.module, (None, None))
+            if new is not None:
+                self.corrections = {**self.corrections, key: new}
             correction = self.corrections.get(key)
             if correction is not None and correction.shift.shape == layer.mean.shape:
                 correct(layer, correction, average)
 
-    def _measure(self, run: Run, blocks: Blocks) -> dict[Any, tuple[LayerMoments, LayerMoments]]:
-        """Return the moments of each layer at the iterates and at the averaged weights."""
+    def _measure(self, run: Run, blocks: Blocks) -> dict[Any, tuple[Correction, LayerMoments]]:
+        """Return finite corrections of layers, and their moments at the averaged weights."""
         iterates, averages = layer_moments(run.replays[-1].saved), dict[Any, LayerMoments]()
         if run.processes.all("layers with running statistics", not iterates):
             return {}
@@ -173,4 +165,6 @@ class BatchNormStatistics:
         blocks.open()  # changes of weights by the closure are discarded, unlike those between steps
         for parameter, grad in grads.items():
             parameter.grad = grad
-        return {module: (iterates[module], average) for module, average in averages.items() if module in iterates}
+        pairs = {module: (iterates[module], average) for module, average in averages.items() if module in iterates}
+        found = {module: (measure_correction(*pair, module.eps), pair[1]) for module, pair in pairs.items()}
+        return {module: (new, average) for module, (new, average) in found.items() if new is not None}

@@ -59,11 +59,9 @@ def restore(container: Any, content: Any) -> None:
         for key, value in content.items():
             if key not in container or container[key] is not value:
                 container[key] = value
-    elif isinstance(container, list):
-        container[:] = content
-    elif isinstance(container, deque):
-        container.clear()
-        container.extend(content)
-    else:
-        container.clear()
+        return
+    container.clear()
+    if isinstance(container, set):
         container.update(content)
+    else:
+        container.extend(content)

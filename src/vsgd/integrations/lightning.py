@@ -218,14 +218,10 @@ def set_steps_per_epoch(trainer: Any, module: Any) -> None:
     if not (module.estimates_weight_decay and module.automatic_optimization):
         return
     for optimizer in trainer.optimizers:
-        if isinstance(optimizer, VSGD) and not any(map(has_decay, optimizer.param_groups)):
-            for group in optimizer.param_groups:
+        groups = optimizer.param_groups if isinstance(optimizer, VSGD) else []
+        if not any(group["steps_per_epoch"] is not None or group["weight_decay"] > 0 for group in groups):
+            for group in groups:
                 group["steps_per_epoch"] = steps_per_epoch_of(trainer)
-
-
-def has_decay(group: dict[str, Any]) -> bool:
-    """Return whether a group of `VSGD` has weight decay, set or estimated."""
-    return group["steps_per_epoch"] is not None or group["weight_decay"] > 0
 
 
 def steps_per_epoch_of(trainer: Any) -> float | None:
@@ -267,24 +263,16 @@ def current_buffers(saved: Saving) -> list[SavedBuffer]:
 
 @contextmanager
 def leaving_no_trace(module: Any) -> Iterator[None]:
-    """Hide a second evaluation from the metrics and the attributes of a module."""
-    with metrics_set_aside(module), attributes_restored(module):
-        yield
-
-
-@contextmanager
-def metrics_set_aside(module: Any) -> Iterator[None]:
-    """Replace the metrics of a module by copies within the context."""
-    found = [(name, part) for name, part in module.named_modules() if isinstance(part, Metric | MetricCollection)]
-    names = [name for name, _ in found]
-    outermost = [(name, part) for name, part in found if not any(name.startswith(f"{other}.") for other in names)]
-    places = [
-        (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], part) for name, part in outermost
-    ]
-    for parent, name, part in places:
-        setattr(parent, name, copy.deepcopy(part))
+    """Hide a second evaluation from a module: its metrics are replaced by copies, and its attributes restored."""
+    found = {name: part for name, part in module.named_modules() if isinstance(part, Metric | MetricCollection)}
+    outermost = [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    places = [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in outermost]
+    metrics = [getattr(parent, name) for parent, name in places]
+    for (parent, name), metric in zip(places, metrics, strict=True):
+        setattr(parent, name, copy.deepcopy(metric))
     try:
-        yield
+        with attributes_restored(module):
+            yield
     finally:
-        for parent, name, part in places:
-            setattr(parent, name, part)
+        for (parent, name), metric in zip(places, metrics, strict=True):
+            setattr(parent, name, metric)

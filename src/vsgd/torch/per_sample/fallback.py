@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
+from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.per_sample.terms import SampleError, Terms, sum_dtype
+from vsgd.torch.per_sample.terms import SampleError, Terms
 
 
 class Call:
@@ -36,7 +37,6 @@ class Call:
         self.sample_axis = 0 if getattr(module, "batch_first", True) else 1
         self.random_before = self.random_state()
         self.autocast = present_autocast(self.inputs)
-        self.outputs: list[Any] = []
         self.grads: dict[int, Tensor] = {}
 
     def refuse_ambiguity(self) -> None:
@@ -56,17 +56,19 @@ class Call:
         self.is_random = any(not torch.equal(state, after[device]) for device, state in self.random_before.items())
         self.versions = [item._version if isinstance(item, Tensor) else 0 for item in self.inputs]
         leaves, _ = pytree.tree_flatten(output)
-        self.outputs = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in leaves]
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda grad, place=place: self.receive(place, grad) if listening() else None)
+                leaf.register_hook(partial(self.receive, listening, place))
 
     def random_state(self) -> RandomState:
         """Return the states of the random generators that the module may use."""
         inputs = (item for item in self.inputs if isinstance(item, Tensor))
         return random_state([*inputs, *self.module.parameters()])
 
-    def receive(self, place: int, grad: Tensor) -> None:
+    def receive(self, listening: Callable[[], bool], place: int, grad: Tensor) -> None:
+        """Store the gradient of an output."""
+        if not listening():
+            return
         if place in self.grads:
             raise SampleError("backward ran twice through one forward pass; add the losses and call backward once")
         self.grads[place] = grad.detach()
@@ -78,13 +80,12 @@ class Call:
                 raise SampleError(
                     f"an input of module {self.name!r} was changed in place after the call; change a copy"
                 )
-        shapes = [item.shape if isinstance(item, Tensor) else None for item in self.inputs]
-        self.input_axes = [self.axis(place, shape, count) for place, shape in enumerate(shapes)]
-        self.output_axes = [self.axis(place, shape, count) for place, shape in enumerate(self.outputs)]
+        self.input_axes = [self.axis(place, item, count) for place, item in enumerate(self.inputs)]
+        self.grad_axes = [self.axis(place, grad, count) for place, grad in self.grads.items()]
         self.names: dict[Tensor, str] = {p: key for key, p in self.module.named_parameters(remove_duplicate=True)}
         state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         self.state = {key: value.detach().clone() for key, value in state.items()}
-        if all(axis is None for axis in self.input_axes) or any(self.output_axes[k] is None for k in self.grads):
+        if all(axis is None for axis in self.input_axes) or None in self.grad_axes:
             raise SampleError(
                 f"module {self.name!r} ({type(self.module).__name__}) has to be replayed sample by sample, but its "
                 f"inputs or outputs have no axis of {count} samples"
@@ -95,11 +96,11 @@ class Call:
         shapes = [item.shape for item in self.inputs if isinstance(item, Tensor) and item.dim() > self.sample_axis]
         return shapes[0][self.sample_axis] if shapes else 0
 
-    def axis(self, place: int, shape: torch.Size | None, count: int) -> int | None:
+    def axis(self, place: int, item: Any, count: int) -> int | None:
         """Return the sample axis of an input or output; None if all samples share it."""
         # hidden states are layers × samples, independent of batch_first
         axis = 1 if isinstance(self.module, nn.RNNBase) and place > 0 else self.sample_axis
-        return axis if shape is not None and len(shape) > axis and shape[axis] == count else None
+        return axis if isinstance(item, Tensor) and item.dim() > axis and item.shape[axis] == count else None
 
     def sample_grads(self, samples: slice) -> dict[Tensor, Tensor]:
         """Return gradients of some samples, samples × parameter, for all parameters to replay for."""
@@ -112,51 +113,38 @@ class Call:
             try:
                 found = self.at_once(samples, wanted)
             except RuntimeError:
-                found = stacked(self.alone(j, wanted) for j in places)
-        return {p: found[self.names[p]].to(sum_dtype(p.dtype)) for p in self.params}
+                found = stacked(self.alone(slice(j, j + 1), wanted) for j in places)
+        return {p: found[self.names[p]].to(precision(p.dtype)) for p in self.params}
 
     def at_once(self, samples: slice, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return gradients of some samples by `vmap`."""
-        inputs = cut(self.inputs, self.input_axes, samples)
-        batched = [i for i, axis in enumerate(self.input_axes) if axis is not None]
-        grads = self.output_grads(samples)
-        places = sorted(grads)
 
-        def one(parts: list[Tensor], grad_parts: list[Tensor]) -> dict[str, Tensor]:
-            single = list(inputs)
-            for i, part in zip(batched, parts, strict=True):
-                single[i] = part.unsqueeze(self.input_axes[i] or 0)
-            pull = self.pullback(single, wanted)
-            return pull(
-                {k: part.unsqueeze(self.output_axes[k] or 0) for k, part in zip(places, grad_parts, strict=True)}
-            )
+        def one(inputs: list[Any], grads: list[Tensor]) -> dict[str, Tensor]:
+            inputs, grads = with_axes(inputs, self.input_axes), with_axes(grads, self.grad_axes)
+            return self.pullback(inputs, wanted)(dict(zip(self.grads, grads, strict=True)))
 
-        axes = ([self.input_axes[i] for i in batched], [self.output_axes[k] for k in places])
+        inputs, grads = cut(self.inputs, self.input_axes, samples), self.output_grads(samples)
         with warnings.catch_warnings():
             # a function that vmap takes sample by sample is slow, and known to be
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            result: dict[str, Tensor] = vmap(one, in_dims=axes)(
-                [inputs[i] for i in batched], [grads[k] for k in places]
-            )
+            result: dict[str, Tensor] = vmap(one, in_dims=(self.input_axes, self.grad_axes))(inputs, grads)
         return result
 
-    def alone(self, j: int, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients of sample j."""
-        one = slice(j, j + 1)
-        return self.pullback(cut(self.inputs, self.input_axes, one), wanted)(self.output_grads(one))
+    def alone(self, samples: slice, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return gradients of one sample."""
+        grads = dict(zip(self.grads, self.output_grads(samples), strict=True))
+        return self.pullback(cut(self.inputs, self.input_axes, samples), wanted)(grads)
 
     def masked(self, j: int) -> dict[int, Tensor]:
         """Return output gradients of the whole batch, zero except for sample j."""
-        result = {}
-        for place, grad in self.grads.items():
-            axis = self.output_axes[place] or 0
-            result[place] = torch.zeros_like(grad)
-            result[place].select(axis, j).copy_(grad.select(axis, j))
+        result = {place: torch.zeros_like(grad) for place, grad in self.grads.items()}
+        for (place, grad), axis in zip(self.grads.items(), self.grad_axes, strict=True):
+            result[place].select(axis or 0, j).copy_(grad.select(axis or 0, j))
         return result
 
-    def output_grads(self, samples: slice) -> dict[int, Tensor]:
-        parts = cut([*self.grads.values()], [self.output_axes[k] for k in self.grads], samples)
-        return dict(zip(self.grads, parts, strict=True))
+    def output_grads(self, samples: slice) -> list[Tensor]:
+        """Return the output gradients of some samples."""
+        return cut([*self.grads.values()], self.grad_axes, samples)
 
     def pullback(
         self, inputs: list[Any], wanted: dict[str, Tensor]
@@ -192,6 +180,11 @@ def cut(items: list[Any], axes: list[int | None], samples: slice) -> list[Any]:
     ]
 
 
+def with_axes(items: list[Any], axes: list[int | None]) -> list[Any]:
+    """Return the parts of one sample with a sample axis of length 1."""
+    return [item if axis is None else item.unsqueeze(axis) for item, axis in zip(items, axes, strict=True)]
+
+
 def stacked(rows: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
     rows = list(rows)
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
@@ -225,7 +218,7 @@ class Recording:
         `params` must include all parameters that calls are replayed for.
         """
         length = samples.stop - samples.start
-        grads = {p: torch.zeros(length, *p.shape, dtype=sum_dtype(p.dtype), device=p.device) for p in params}
+        grads = {p: torch.zeros(length, *p.shape, dtype=precision(p.dtype), device=p.device) for p in params}
         for call in self.calls:
             for param, part in call.sample_grads(samples).items():
                 grads[param] += part

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vsgd.torch.per_sample.terms import Explicit, Lookup, Outer, SampleError, Term, sum_dtype
+from vsgd.torch.coordinates import precision
+from vsgd.torch.per_sample.terms import Explicit, Lookup, Outer, SampleError, Term
 
 Size = int | Sequence[int]
 
@@ -55,7 +56,7 @@ def per_channel(grad: Tensor) -> Tensor:
 
 def precise(captured: Tensor, param: Tensor | None) -> Tensor:
     """Return a tensor in the precision of the parameter's sums."""
-    return captured if param is None else captured.to(sum_dtype(param.dtype))
+    return captured if param is None else captured.to(precision(param.dtype))
 
 
 def check_axes(where: str, input: Tensor, axes: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, pairwise
 from typing import Any, Literal
 
 import torch
@@ -12,27 +11,9 @@ from torch import Tensor, nn
 
 from vsgd.eigenbasis import Basis
 from vsgd.torch.per_sample.fallback import Call, Recording
-from vsgd.torch.per_sample.reduce import (
-    TILE,
-    check_totals,
-    covering,
-    parameter_sums,
-    placed_total,
-    single_factors,
-    slices,
-    written_sums,
-)
-from vsgd.torch.per_sample.terms import (
-    Outer,
-    Placed,
-    RowSums,
-    SampleError,
-    SampleSums,
-    Term,
-    lookups_in,
-    scaled,
-)
-from vsgd.torch.per_sample.watch import Use, Watch
+from vsgd.torch.per_sample.reduce import check_totals, parameter_gram, parameter_sums, placed_total, written_sums
+from vsgd.torch.per_sample.terms import RowSums, SampleError, SampleSums, scaled
+from vsgd.torch.per_sample.watch import Watch
 
 Sums = dict[Tensor, SampleSums | RowSums]
 
@@ -75,14 +56,17 @@ class Recorder:
         if not watch.received:
             raise SampleError("no gradient arrived: call the model and loss.backward() inside the recording")
         calls = [call for call in watch.calls if call.grads]
-        recording.count = sample_count(watch, calls)
+        recording.count = watch.count or 0
+        if watch.count is None and calls:  # no layer shows the number of samples
+            recording.count = calls[0].leading_size()
         if recording.count == 0:
             raise SampleError("the minibatch is empty: there is no row to take the gradient of")
         recording.calls = outermost(calls)
         for call in recording.calls:
             call.freeze(recording.count)
         for use in watch.uses:
-            if use.placed is not None and not is_replayed(use, recording.calls):
+            is_replayed = any(scope in recording.calls and use.param in scope.params for scope in use.scopes)
+            if use.placed is not None and not is_replayed:
                 recording.terms.setdefault(use.param, []).append(use.placed)
         covered = {*recording.terms, *recording.replayed()}
         for param in watch.received:
@@ -161,54 +145,9 @@ class Recorder:
         return result
 
 
-def sample_count(watch: Watch, calls: Sequence[Call]) -> int:
-    """Return the number of samples, from a replayed call if no other layer shows it."""
-    if watch.count is not None:
-        return watch.count
-    return calls[0].leading_size() if calls else 0
-
-
 def outermost(calls: Sequence[Call]) -> list[Call]:
     """Return the calls to replay. A call covers all uses of its parameters inside it, in inner calls too."""
     inner = {call: {p for scope in call.scopes if scope in calls for p in scope.params} for call in calls}
     for call in calls:
         call.params = call.params - inner[call]
     return [call for call in calls if call.params]
-
-
-def is_replayed(use: Use, calls: Sequence[Call]) -> bool:
-    """Return whether a use is inside a call that is replayed for its parameter."""
-    return any(scope in calls and use.param in scope.params for scope in use.scopes)
-
-
-# --- inner products and weighted sums -------------------------------------------------------------------------------
-
-
-def parameter_gram(param: Tensor, placed: list[Placed], count: int) -> Tensor:
-    """Return ⟨g_i, g_j⟩ over one parameter."""
-    lookups = lookups_in(placed)
-    if len(lookups) == len(placed):
-        # only rows that were looked up take part: renumber them
-        rows, place = torch.unique(torch.cat([term.row for term in lookups]), return_inverse=True)
-        places = place.split([len(term.row) for term in lookups])
-        renumbered: list[Term] = [t._replace(row=p) for t, p in zip(lookups, places, strict=True)]
-        return block_gram(renumbered, len(rows), param[:1].numel(), count)
-    edges = sorted({0, len(param), *chain(*((item.lo, item.hi) for item in placed))})
-    blocks = [block_gram(covering(placed, lo, hi), hi - lo, param[:1].numel(), count) for lo, hi in pairwise(edges)]
-    return torch.stack(blocks).sum(0)
-
-
-def block_gram(terms: list[Term], rows: int, columns: int, count: int) -> Tensor:
-    """Return ⟨g_i, g_j⟩ over rows of a parameter that all terms cover."""
-    factors = single_factors(terms)
-    if factors is not None:
-        # an outer product a sample: ⟨b_i a_iᵀ, b_j a_jᵀ⟩ = (a_i·a_j)(b_i·b_j)
-        inputs, grads = factors
-        return (inputs @ inputs.T) * (grads @ grads.T)
-    grouped = any(isinstance(term, Outer) and term.is_grouped for term in terms)
-    writers = [term.written_out(slice(0, count), columns) for term in terms]
-    gram = terms[0].grads.new_zeros(count, count)
-    for part in slices(rows, rows if grouped else TILE // max(1, columns * count)):
-        tile = torch.stack([rows_of(part) for rows_of in writers]).sum(0).flatten(1)
-        gram.addmm_(tile, tile.T)
-    return gram

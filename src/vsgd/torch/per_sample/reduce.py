@@ -1,4 +1,4 @@
-"""Compute sums over samples, from their factors where possible, otherwise from gradients written out in tiles."""
+"""Compute sums and inner products of samples, from their factors or from gradients written out in tiles."""
 
 from __future__ import annotations
 
@@ -178,13 +178,9 @@ def spread(table: Tensor, rows: Tensor, touched: SampleSums) -> SampleSums:
 def parameter_sums(
     param: Tensor, terms: Sequence[Sequence[Placed]], count: int, basis: Basis | None = None
 ) -> SampleSums | RowSums:
-    """Return the sums of one parameter.
+    """Return the sums of one parameter over `count` samples, from its terms in one or two recordings.
 
-    Args:
-        param: the parameter.
-        terms: its terms in one or two recordings.
-        count: number of samples.
-        basis: coordinates of the sums; default: those of the parameter.
+    `basis` are the coordinates of the sums; default: those of the parameter.
     """
     if basis is not None:
         factors = [[rotated(item, len(param), basis) for item in one] for one in terms]
@@ -195,17 +191,23 @@ def parameter_sums(
     placed = list(chain(*terms))
     if all(isinstance(item.term, Lookup) for item in placed):
         return lookup_sums(param, [lookups_in(one) for one in terms])
-    # uses of parts of a parameter may overlap, as when attention is called with and without a separate query
-    edges = sorted({0, len(param), *(edge for item in placed for edge in (item.lo, item.hi))})
     blocks = []
-    for lo, hi in pairwise(edges):
+    for lo, hi in row_ranges(param, placed):
         parts = [covering(one, lo, hi) for one in terms]
         blocks.append(products(parts) or tiles(param[lo:hi], parts, count))
     return stacked_rows(blocks, param.shape)
 
 
+def row_ranges(param: Tensor, placed: Sequence[Placed]) -> list[tuple[int, int]]:
+    """Return ranges of rows, each of which a term covers as a whole or not at all.
+
+    Uses of parts of a parameter may overlap, as when attention is called with and without a separate query.
+    """
+    return list(pairwise(sorted({0, len(param), *(edge for item in placed for edge in (item.lo, item.hi))})))
+
+
 def covering(placed: Sequence[Placed], lo: int, hi: int) -> list[Term]:
-    """Return the parts of the terms in the rows lo … hi, between two edges."""
+    """Return the parts in the rows lo … hi, one of `row_ranges`, of the terms that cover them."""
     return [item.narrowed(lo, hi) for item in placed if item.lo <= lo and hi <= item.hi]
 
 
@@ -290,6 +292,9 @@ def slices(length: int, step: int) -> Iterator[slice]:
         yield slice(start, min(start + step, length))
 
 
+# --- checks, inner products and weighted sums ------------------------------------------------------------------------
+
+
 def check_totals(
     recording: Recording, received: dict[Tensor, Tensor | None], names: dict[Tensor, str], epsilon: float
 ) -> None:
@@ -322,6 +327,36 @@ def placed_total(param: Tensor, placed: list[Placed], sparse: bool) -> Tensor:
         part = term.total(whole[lo:hi].shape)
         whole[lo:hi] += part.to_dense() if part.is_sparse else part
     return whole
+
+
+def parameter_gram(param: Tensor, placed: list[Placed], count: int) -> Tensor:
+    """Return ⟨g_i, g_j⟩ over one parameter."""
+    lookups = lookups_in(placed)
+    if len(lookups) == len(placed):
+        # only rows that were looked up take part: renumber them
+        rows, place = torch.unique(torch.cat([term.row for term in lookups]), return_inverse=True)
+        places = place.split([len(term.row) for term in lookups])
+        renumbered: list[Term] = [t._replace(row=p) for t, p in zip(lookups, places, strict=True)]
+        return block_gram(renumbered, len(rows), param[:1].numel(), count)
+    ranges = row_ranges(param, placed)
+    blocks = [block_gram(covering(placed, lo, hi), hi - lo, param[:1].numel(), count) for lo, hi in ranges]
+    return torch.stack(blocks).sum(0)
+
+
+def block_gram(terms: list[Term], rows: int, columns: int, count: int) -> Tensor:
+    """Return ⟨g_i, g_j⟩ over rows of a parameter that all terms cover."""
+    factors = single_factors(terms)
+    if factors is not None:
+        # an outer product a sample: ⟨b_i a_iᵀ, b_j a_jᵀ⟩ = (a_i·a_j)(b_i·b_j)
+        inputs, grads = factors
+        return (inputs @ inputs.T) * (grads @ grads.T)
+    grouped = any(isinstance(term, Outer) and term.is_grouped for term in terms)
+    writers = [term.written_out(slice(0, count), columns) for term in terms]
+    gram = terms[0].grads.new_zeros(count, count)
+    for part in slices(rows, rows if grouped else TILE // max(1, columns * count)):
+        tile = torch.stack([rows_of(part) for rows_of in writers]).sum(0).flatten(1)
+        gram.addmm_(tile, tile.T)
+    return gram
 
 
 def largest_of(tensor: Tensor) -> float:

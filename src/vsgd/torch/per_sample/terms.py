@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vsgd.eigenbasis import Basis, into
+from vsgd.torch.coordinates import precision
 
 
 class SampleError(RuntimeError):
@@ -182,17 +183,12 @@ class RowSums(NamedTuple):
 
 
 def empty_sums(like: Tensor, pair: bool) -> SampleSums:
-    """Return zeros shaped like the parameter, in a precision for sums."""
+    """Return zeros shaped like the parameter. Half precision has too few digits to add up squares."""
 
     def zeros() -> Tensor:
-        return torch.zeros(like.shape, dtype=sum_dtype(like.dtype), device=like.device)
+        return torch.zeros(like.shape, dtype=precision(like.dtype), device=like.device)
 
     return SampleSums(zeros(), zeros() if pair else None, zeros() if pair else None, None)
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the precision of sums. Half precision has too few digits to add up squares."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def of_samples(here: Tensor, there: Tensor | None = None) -> SampleSums:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,10 +64,10 @@ class Watch(TorchFunctionMode):
         self._listening = True
         """Whether gradients are those of the loss."""
         self._stack: list[Call] = []
-        self._layout: Layout = samples_first
-        self._tracked: dict[int, tuple[Tensor, Tensor, int]] = {id(p): (p, p, 0) for p in names}
-        """Parameters and blocks of their rows: the tensor, its parameter, its first row."""
-        self._shared: dict[int, Tensor] = {}
+        self._layout: Layout = lambda tensor: tensor  # samples come first
+        self._tracked: dict[Tensor, tuple[Tensor, int]] = {p: (p, 0) for p in names}
+        """Parameters and blocks of their rows: the parameter, and the first row."""
+        self._shared: set[Tensor] = set()
         """Tensors computed from parameters alone, whose first axis is not the samples, whatever its size."""
 
     @contextmanager
@@ -77,12 +78,12 @@ class Watch(TorchFunctionMode):
         """
         with ExitStack() as stack:
             for name, module in model.named_modules():
-                for handle in self._follow(module, name):
-                    stack.callback(handle.remove)
+                enter = partial(self._enter, name or "the model")
+                stack.callback(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True).remove)
+                stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             for param in self.names:
-                stack.callback(param.register_hook(self._receiver(param)).remove)
-            if hasattr(torch.compiler, "set_stance"):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.callback(param.register_hook(partial(self._receive, param)).remove)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(self)
             yield
 
@@ -92,28 +93,12 @@ class Watch(TorchFunctionMode):
             use.build, use.placed, use.scopes = None, None, ()
         self.uses, self.calls, self.lookups, self._last_input = [], [], {}, None
 
-    def _follow(self, module: nn.Module, name: str) -> Iterator[Any]:
-        """Register hooks that report when a module is entered and left."""
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            call = Call(module, name or "the model", args, kwargs, tuple(self._stack))
-            self._stack.append(call)
-            call.refuse_ambiguity()
-
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self._leave(output)
-
-        yield module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
-        yield module.register_forward_hook(leave, with_kwargs=True, always_call=True)
-
-    def _receiver(self, param: Tensor) -> Callable[[Tensor], None]:
-        def receive(grad: Tensor) -> None:
-            if param in self.received:
-                raise SampleError("backward ran twice in one recording; add the losses and call backward once")
-            # a copy, since the gradient may be clipped or unscaled before the recording ends
-            self.received[param] = None if tuple(self.signature) in self._checked else grad.detach().clone()
-
-        return receive
+    def _receive(self, param: Tensor, grad: Tensor) -> None:
+        """Remember that a gradient has arrived."""
+        if param in self.received:
+            raise SampleError("backward ran twice in one recording; add the losses and call backward once")
+        # a copy, since the gradient may be clipped or unscaled before the recording ends
+        self.received[param] = None if tuple(self.signature) in self._checked else grad.detach().clone()
 
     # --- functions ------------------------------------------------------------------------------------------------
 
@@ -133,7 +118,7 @@ class Watch(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function, and record it if it depends on parameters."""
         result = func(*args, **kwargs)
-        given = [t for t in tensors((args, kwargs)) if id(t) in self._tracked or id(t) in self._shared]
+        given = [t for t in tensors((args, kwargs)) if t in self._tracked or t in self._shared]
         if given and any(t.requires_grad for t in tensors(result)):
             self._note(func, args, kwargs, result, given)
         return result
@@ -158,7 +143,7 @@ class Watch(TorchFunctionMode):
                     biases = (None,) * 3 if bias is None else bias.chunk(3)
                     projected = tuple(map(F.linear, (query, key, value), weights, biases))
             identity = torch.eye(query.shape[-1], dtype=projected[0].dtype, device=query.device)
-            self._shared[id(identity)] = identity
+            self._shared.add(identity)
             core = {**given, **dict(zip(("query", "key", "value"), projected, strict=True))}
             core |= dict.fromkeys(("in_proj_weight", "in_proj_bias", "out_proj_bias"))
             core |= {**dict.fromkeys((*PROJECTIONS, "out_proj_weight"), identity), "use_separate_proj_weight": True}
@@ -174,32 +159,32 @@ class Watch(TorchFunctionMode):
             raise SampleError(
                 "the model was called again after a backward pass; record one forward and one backward pass at a time"
             )
-        if func in ROW_VIEWS and id(given[0]) in self._tracked and not kwargs.get("dim") and len(args) < 3:
-            _, param, start = self._tracked[id(given[0])]
+        if func in ROW_VIEWS and given[0] in self._tracked and not kwargs.get("dim") and len(args) < 3:
+            param, start = self._tracked[given[0]]
             for view in result:
-                self._tracked[id(view)] = (view, param, start)
+                self._tracked[view] = param, start
                 start += len(view)
         elif not self._handle(func, args, kwargs, result, given):
             for tensor in given:
-                if id(tensor) in self._tracked:
-                    self._leave_to_module(self._tracked[id(tensor)][1], func)
+                if tensor in self._tracked:
+                    self._leave_to_module(self._tracked[tensor][0], func)
             if len(given) == sum(1 for _ in tensors((args, kwargs))):
-                self._shared.update((id(t), t) for t in tensors(result))
+                self._shared.update(tensors(result))
 
     def _handle(self, func: Any, args: Any, kwargs: Any, result: Any, given: list[Tensor]) -> bool:
         """Capture the call of a function that has a handler, if parameters are where the handler expects them."""
         if func not in HANDLERS:
             return False
         data = args[0] if args else kwargs["input"]
-        if any(t is data or id(t) in self._shared for t in given):
+        if any(t is data or t in self._shared for t in given):
             return False
         capture = HANDLERS[func](self._layout, *args, **kwargs)
         uses = []
         for tensor, build in capture.builders:
-            if tensor is not None and id(tensor) in self._tracked:
-                _, param, lo = self._tracked[id(tensor)]
+            if tensor is not None and tensor in self._tracked:
+                param, lo = self._tracked[tensor]
                 uses.append(Use(param, lo, lo + len(tensor), build, tuple(self._stack)))
-        self._check_count(capture.samples, self.names[self._tracked[id(given[0])][1]])
+        self._check_count(capture.samples, self.names[self._tracked[given[0]][0]])
         self.uses += uses
         described = [(self.names[use.param], tuple(result.shape)) for use in uses]
         self.signature += described
@@ -247,7 +232,12 @@ class Watch(TorchFunctionMode):
             )
         scope.params.add(param)
 
-    def _leave(self, output: Any) -> None:
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        call = Call(module, name, args, kwargs, tuple(self._stack))
+        self._stack.append(call)
+        call.refuse_ambiguity()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Record that the innermost call has returned, without an output if it failed."""
         call = self._stack.pop()
         if output is None:
@@ -256,7 +246,7 @@ class Watch(TorchFunctionMode):
             self._refuse_shared_rows(output)
         if not call.params:
             return
-        if all(id(t) in self._shared for t in tensors(output)):
+        if all(t in self._shared for t in tensors(output)):
             # the output does not depend on samples, as that of a parametrization; the module around it does
             for param in call.params:
                 self._leave_to_module(param, call.module)
@@ -300,11 +290,6 @@ class Watch(TorchFunctionMode):
         if not self._stack:
             return "the closure"
         return f"module {self._stack[-1].name!r} ({type(self._stack[-1].module).__name__})"
-
-
-def samples_first(tensor: Tensor) -> Tensor:
-    """Return a tensor whose samples come first unchanged."""
-    return tensor
 
 
 def tensors(nested: Any) -> Iterator[Tensor]:

@@ -343,6 +343,14 @@ def test_autocast():
     torch.testing.assert_close(*sums, rtol=0.1, atol=0.05 * float(sums[1].max()))
 
 
+def test_order_of_replayed_parameters_does_not_depend_on_addresses():
+    for _ in range(5):
+        model = nn.GRU(8, 4, batch_first=True)
+        with Recorder(model).record() as here:
+            model(torch.ones(7, 3, 8))[0].square().mean().backward()
+        assert list(map(id, here.replayed())) == list(map(id, model.parameters()))
+
+
 def test_numba_waits_until_it_is_needed():
     code = "import sys, vsgd.torch.per_sample; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

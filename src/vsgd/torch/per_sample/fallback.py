@@ -28,8 +28,8 @@ class Call:
 
     def __init__(self, module: nn.Module, name: str, args: Any, kwargs: Any, scopes: tuple[Call, ...]):
         self.module, self.name, self.scopes = module, name, scopes
-        self.params: set[Tensor] = set()
-        """The parameters to replay for."""
+        self.params: dict[Tensor, None] = {}
+        """The parameters to replay for, in the order of their use. A set would have another order in each run."""
         leaves, self.structure = pytree.tree_flatten((args, kwargs))
         # detached, since hooks of the graph refer to this object: a reference to the graph would be a cycle
         self.inputs = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]

@@ -149,5 +149,5 @@ def outermost(calls: Sequence[Call]) -> list[Call]:
     """Return the calls to replay. A call covers all uses of its parameters inside it, in inner calls too."""
     inner = {call: {p for scope in call.scopes if scope in calls for p in scope.params} for call in calls}
     for call in calls:
-        call.params = call.params - inner[call]
+        call.params = {param: None for param in call.params if param not in inner[call]}
     return [call for call in calls if call.params]

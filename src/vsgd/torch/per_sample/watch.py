@@ -230,7 +230,7 @@ class Watch(TorchFunctionMode):
                 "any module call, where samples cannot be separated; use it inside a module's forward (a penalty on "
                 "it is weight decay)"
             )
-        scope.params.add(param)
+        scope.params[param] = None
 
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         call = Call(module, name, args, kwargs, tuple(self._stack))

@@ -36,7 +36,7 @@ def runs_on(kind: str, operation: str, dtype: torch.dtype) -> bool:
 def multiplies_bfloat16(kind: str) -> bool:
     """Return whether a kind of device has instructions for products of matrices in bfloat16, as far as is known."""
     if kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
         flags = Path("/proc/cpuinfo").read_text().split() if kind == "cpu" else []
     except OSError:  # not on Linux

@@ -6,7 +6,7 @@ back. A convolution is a matrix of out × (in · kernel). A side may be split in
 basis. Q is then block-diagonal and stored as blocks × size × size.
 
 Two limits determine the size of the blocks. Rotation takes at most a quarter of the operations of a gradient. Bases and
-covariances take at most five times the memory of the parameter.
+covariances take at most five times the memory of the parameters, or half a megabyte if that is more.
 
 All functions are pure and work with torch and JAX. `xp` is the library, `torch` or `jax.numpy`.
 """
@@ -55,6 +55,13 @@ MEMORY_SHARE = 5
 
 Five float32 numbers are 20 bytes, as much as the rest of the state in `vsgd.torch`. A square matrix needs 4 numbers, a
 matrix twice as long as wide 5, so both have full bases. Without a limit, a matrix of 2,048 × 8 would need 512.
+"""
+
+MEMORY_ALLOWANCE = 2 * 256 * 256
+"""Bases and covariances of all matrices may hold this many numbers, since that is little memory: those of width 256.
+
+Without it, the inputs of a small classifier would be split into blocks. It would then learn more slowly than with its
+full basis, and no better than without any.
 """
 
 MEMORY_BOUND = 64
@@ -167,15 +174,21 @@ def basis_numbers(shape: tuple[int, int], blocks: tuple[int, int]) -> int:
     return sum(2 * width * size for width, size in zip(shape, blocks, strict=True) if size > 1)
 
 
-def largest_blocks(shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the largest block sizes that `WIDEST` and `MEMORY_SHARE` allow for a matrix.
+def memory_share(shapes: Sequence[tuple[int, int]]) -> float:
+    """Return how many numbers per coordinate the bases and covariances of matrices may hold."""
+    coordinates = sum(rows * columns for rows, columns in shapes if min(rows, columns) > 1)
+    return max(MEMORY_SHARE, MEMORY_ALLOWANCE / max(coordinates, 1))
+
+
+def largest_blocks(shape: tuple[int, int], share: float) -> tuple[int, int]:
+    """Return the largest block sizes that `WIDEST` and a limit of `share` numbers per coordinate allow for a matrix.
 
     The short side takes its whole width if it can, since that costs little memory. The long side takes the largest
     block that fits into the rest of the allowance.
     """
     short, long = min(shape), max(shape)
     short_block = largest_divisor(short, WIDEST)
-    rest = MEMORY_SHARE * short * long - basis_numbers((short, long), (short_block, 1))
+    rest = share * short * long - basis_numbers((short, long), (short_block, 1))
     long_block = largest_divisor(long, min(WIDEST, int(rest // (2 * long))))
     return (short_block, long_block) if shape[0] <= shape[1] else (long_block, short_block)
 
@@ -183,14 +196,15 @@ def largest_blocks(shape: tuple[int, int]) -> tuple[int, int]:
 def plan_blocks(shapes: Sequence[tuple[int, int]], gradient_flops: float, spent: float = 0.0) -> list[tuple[int, int]]:
     """Return block sizes of both sides of each matrix, within the limits on memory and on operations.
 
-    Sides start with `largest_blocks`. Then the largest blocks are cut until the rotations of all matrices together cost
-    at most `SHARE_OF_GRADIENT` of a gradient minus `spent`, the operations already planned. Small blocks on both sides
-    help more than large blocks on one. Blocks of up to `MEMORY_BOUND` are not cut, because that saves no time. Instead
-    the costliest sides keep their own coordinates (block size 1), as do both sides of matrices with a single row or
-    column.
+    Sides start with `largest_blocks` within `memory_share`. Then the largest blocks are cut until the rotations of all
+    matrices together cost at most `SHARE_OF_GRADIENT` of a gradient minus `spent`, the operations already planned.
+    Small blocks on both sides help more than large blocks on one. Blocks of up to `MEMORY_BOUND` are not cut, because
+    that saves no time. Instead the costliest sides keep their own coordinates (block size 1), as do both sides of
+    matrices with a single row or column.
     """
     budget = max(SHARE_OF_GRADIENT * gradient_flops, ALLOWANCE) - spent
-    blocks = [list(largest_blocks(shape)) if min(shape) > 1 else [1, 1] for shape in shapes]
+    share = memory_share(shapes)
+    blocks = [list(largest_blocks(shape, share)) if min(shape) > 1 else [1, 1] for shape in shapes]
 
     def side_cost(k: int, side: int) -> float:
         only = [1, 1]

@@ -136,7 +136,7 @@ CASES = {
         60,
         {"weight_decay": 1.0, "steps_per_epoch": 3},
     ),  # the former replaces the latter
-    "float64, in blocks": (np.float64, (96, 192, 3), True, 12, {"steps_per_epoch": 2.5}),
+    "float64, in blocks": (np.float64, (128, 256, 3), True, 12, {"steps_per_epoch": 2.5}),
     "float64, estimated decay": (np.float64, (8, 12, 6), True, 60, {"steps_per_epoch": 3}),
 }
 FAST = "float32", "float64, estimated decay"

@@ -179,10 +179,17 @@ def test_the_scale_of_the_loss_changes_nothing_but_rounding(scale):
 def test_what_was_rotated_is_told():
     _, opt = trained()
     told = [tensor.basis for tensor in opt.info().tensors]
-    reason = "would take too much time or memory"
-    first, second = f"blocks of 8 x 6: 16 x 6 {reason}", f"blocks of 3 x 4: 3 x 16 {reason}"
-    assert told == [first, "vector, as it is", second, "vector, as it is"]
-    assert first in str(opt.info())
+    assert told == ["eigenbasis 16 x 6", "vector, as it is", "eigenbasis 3 x 16", "vector, as it is"]
+    assert told[0] in str(opt.info())
+
+
+def test_the_reason_for_blocks_is_told():
+    model = nn.Linear(2048, 8)
+    opt = VSGD(model.parameters())
+    opt.step(closure_of(opt, lambda: model(torch.ones(4, 2048)).square().mean()))
+    told = opt.info().tensors[0].basis
+    assert told == "blocks of 8 x 16: 8 x 2048 would take too much time or memory"
+    assert told in str(opt.info())
 
 
 def test_a_basis_of_another_shape_is_refused():
@@ -261,3 +268,23 @@ def test_large_layers_keep_few_buffers_between_steps():
     per_parameter = opt.info().buffer_bytes / sum(p.numel() for p in model.parameters())
     # averaged weights and rotated gradients, and three buffers that all four layers share
     assert per_parameter <= 4 * (2 + 3 / 4)
+
+
+@pytest.mark.parametrize("shapes", [[(10, 64)], [(64, 64), (10, 64)], [(64, 8), (64, 64)], [(2, 250)]])
+def test_small_networks_have_full_bases(shapes):
+    assert eigenbasis.plan_blocks(shapes, 0.0) == shapes
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bases_of_small_networks_stay_within_the_allowance(seed):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [tuple(torch.randint(2, 300, (2,), generator=generator).tolist()) for _ in range(1 + seed % 3)]
+    numbers = sum(map(eigenbasis.basis_numbers, shapes, eigenbasis.plan_blocks(shapes, 1e16)))
+    coordinates = sum(rows * columns for rows, columns in shapes)
+    assert numbers <= max(eigenbasis.MEMORY_SHARE * coordinates, eigenbasis.MEMORY_ALLOWANCE)
+
+
+def test_vectors_do_not_change_the_bases_of_matrices():
+    matrices = [(64, 576), (10, 64)]
+    with_vectors = eigenbasis.plan_blocks([*matrices, (64, 1), (1, 100_000)], 1e16)
+    assert with_vectors == [*eigenbasis.plan_blocks(matrices, 1e16), (1, 1), (1, 1)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from vsgd import NETWORKS
+from vsgd import NETWORKS, eigenbasis
 from vsgd.torch import VSGD
 
 
@@ -90,7 +90,7 @@ def test_the_first_step_makes_calls_in_proportion_to_the_number_of_tensors(group
     assert many < 2.3 * few
 
 
-@pytest.mark.parametrize("shape", [(8, 2048), (2048, 8), (10, 3136), (1000, 4), (64, 576), (96, 96)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 4096), (4096, 8), (10, 3140), (8000, 4), (64, 576), (192, 192)], ids=str)
 def test_state_takes_at_most_40_bytes_a_parameter(shape):
     theta = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     x = torch.randn(4, shape[1])
@@ -99,8 +99,17 @@ def test_state_takes_at_most_40_bytes_a_parameter(shape):
     diagnosis = opt.info()
     assert diagnosis.parameters == theta.numel()
     assert diagnosis.state_bytes == sum(t.nbytes for t in opt.state[theta].values())
+    assert theta.numel() * eigenbasis.MEMORY_SHARE > eigenbasis.MEMORY_ALLOWANCE
     assert diagnosis.state_bytes <= 40 * theta.numel()
     assert f"state {diagnosis.state_bytes:,} bytes" in str(diagnosis)
+
+
+def test_the_bases_of_a_small_network_take_at_most_half_a_megabyte():
+    theta = nn.Parameter(torch.randn(1000, 4, generator=torch.Generator().manual_seed(0)))
+    x = torch.randn(4, 4)
+    opt = VSGD([theta])
+    opt.minimize(lambda: (x @ theta.T).square().mean())
+    assert 40 * theta.numel() < opt.info().state_bytes <= 20 * theta.numel() + 4 * eigenbasis.MEMORY_ALLOWANCE + 1000
 
 
 def test_printed_constants_are_those_that_differ_from_the_defaults():

@@ -28,6 +28,7 @@ class Adapter(nn.Module):
 MODELS = {
     "vector of 10,000": lambda: nn.Linear(10_000, 1, bias=False),
     "square layer, 1024 → 1024": lambda: nn.Linear(1024, 1024),
+    "eight of these layers": lambda: nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))),
     "layer 784 → 256": lambda: nn.Linear(784, 256),
     "convolution 64 → 64, 3 × 3": lambda: nn.Sequential(nn.Unflatten(1, (64, 4, 4)), nn.Conv2d(64, 64, 3)),
     "long side: head 3136 → 10": lambda: nn.Linear(3136, 10),

@@ -60,8 +60,7 @@ matrix twice as long as wide 5, so both have full bases. Without a limit, a matr
 MEMORY_ALLOWANCE = 2 * 256 * 256
 """Bases and covariances of all matrices may hold this many numbers, since that is little memory: those of width 256.
 
-Without it, the inputs of a small classifier would be split into blocks. It would then learn more slowly than with its
-full basis, and no better than without any.
+Without it, the inputs of a small classifier would be split into blocks, which are no better than no basis at all.
 """
 
 MEMORY_BOUND = 64

@@ -63,6 +63,13 @@ MEMORY_ALLOWANCE = 2 * 256 * 256
 Without it, the inputs of a small classifier would be split into blocks, which are no better than no basis at all.
 """
 
+MAX_ASPECT = 4
+"""Maximum size of a block relative to the other side of the matrix.
+
+The rank of a gradient is at most the width of the short side, and a covariance averages over few gradients. Further
+eigenvectors would depend on rounding errors.
+"""
+
 MEMORY_BOUND = 64
 """Products with smaller blocks are limited by memory bandwidth. They take as long as blocks of about this size."""
 
@@ -180,7 +187,7 @@ def memory_share(shapes: Sequence[tuple[int, int]]) -> float:
 
 
 def largest_blocks(shape: tuple[int, int], share: float) -> tuple[int, int]:
-    """Return the largest block sizes that `WIDEST` and a limit of `share` numbers per coordinate allow for a matrix.
+    """Return the largest block sizes of a matrix within `WIDEST`, `MAX_ASPECT` and `share` numbers per coordinate.
 
     The short side takes its whole width if it can, since that costs little memory. The long side takes the largest
     block that fits into the rest of the allowance.
@@ -188,7 +195,8 @@ def largest_blocks(shape: tuple[int, int], share: float) -> tuple[int, int]:
     short, long = min(shape), max(shape)
     short_block = largest_divisor(short, WIDEST)
     rest = share * short * long - basis_numbers((short, long), (short_block, 1))
-    long_block = largest_divisor(long, min(WIDEST, int(rest // (2 * long))))
+    limit = min(WIDEST, MAX_ASPECT * short, int(rest // (2 * long)))
+    long_block = largest_divisor(long, limit)
     return (short_block, long_block) if shape[0] <= shape[1] else (long_block, short_block)
 
 

@@ -179,7 +179,8 @@ def test_the_scale_of_the_loss_changes_nothing_but_rounding(scale):
 def test_what_was_rotated_is_told():
     _, opt = trained()
     told = [tensor.basis for tensor in opt.info().tensors]
-    assert told == ["eigenbasis 16 x 6", "vector, as it is", "eigenbasis 3 x 16", "vector, as it is"]
+    blocks = "blocks of 3 x 8: 3 x 16 would take too much time, memory or data"
+    assert told == ["eigenbasis 16 x 6", "vector, as it is", blocks, "vector, as it is"]
     assert told[0] in str(opt.info())
 
 
@@ -188,7 +189,7 @@ def test_the_reason_for_blocks_is_told():
     opt = VSGD(model.parameters())
     opt.step(closure_of(opt, lambda: model(torch.ones(4, 2048)).square().mean()))
     told = opt.info().tensors[0].basis
-    assert told == "blocks of 8 x 16: 8 x 2048 would take too much time or memory"
+    assert told == "blocks of 8 x 16: 8 x 2048 would take too much time, memory or data"
     assert told in str(opt.info())
 
 
@@ -270,9 +271,14 @@ def test_large_layers_keep_few_buffers_between_steps():
     assert per_parameter <= 4 * (2 + 3 / 4)
 
 
-@pytest.mark.parametrize("shapes", [[(10, 64)], [(64, 64), (10, 64)], [(64, 8), (64, 64)], [(2, 250)]])
+@pytest.mark.parametrize("shapes", [[(16, 64)], [(64, 64), (20, 64)], [(64, 16), (64, 64)], [(50, 200)]])
 def test_small_networks_have_full_bases(shapes):
     assert eigenbasis.plan_blocks(shapes, 0.0) == shapes
+
+
+@pytest.mark.parametrize(("shape", "blocks"), [((10, 64), (10, 32)), ((64, 8), (32, 8)), ((2, 250), (2, 5))])
+def test_blocks_are_at_most_four_times_as_wide_as_the_short_side(shape, blocks):
+    assert eigenbasis.plan_blocks([shape], 0.0) == [blocks]
 
 
 @pytest.mark.parametrize("seed", range(20))

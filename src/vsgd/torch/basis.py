@@ -166,7 +166,7 @@ def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:
         return "as it is: a basis would take too much time"
     if tuple(sizes) == widths:
         return f"eigenbasis {sizes[0]} x {sizes[1]}"
-    return f"blocks of {sizes[0]} x {sizes[1]}: {widths[0]} x {widths[1]} would take too much time or memory"
+    return f"blocks of {sizes[0]} x {sizes[1]}: {widths[0]} x {widths[1]} would take too much time, memory or data"
 
 
 def cost_of(parameter: Tensor, state: dict[str, Tensor]) -> float:

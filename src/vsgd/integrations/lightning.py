@@ -138,13 +138,13 @@ class VSGDMixin:
     what this call logs, and restores metrics, counters, lists and dictionaries that are attributes of the module.
     `outputs["loss"]` is the first loss. Code that counts elsewhere should check `vsgd.torch.is_probing()`.
 
-    With `accumulate_grad_batches`, each batch is a sample, and its gradient is clipped. A step ignores batches for
-    which `training_step` returns None. Passes without backward, as in `StochasticWeightAveraging`, take no step. Other
-    optimizers are not affected.
+    With `accumulate_grad_batches`, each batch is a sample, and `gradient_clip_val` clips the gradient of each batch. A
+    step ignores batches for which `training_step` returns None. Passes without backward, as in
+    `StochasticWeightAveraging`, take no step. Other optimizers than `VSGD` are not affected.
 
-    When training starts, the mixin sets `steps_per_epoch` of the `VSGD` optimizer, unless it has one or a
-    `weight_decay`. It stays None if data are not repeated or their number is not known: with one epoch, without a
-    length, with `limit_train_batches`, and in manual optimization.
+    When training starts, the mixin sets `steps_per_epoch` of the `VSGD` optimizer, unless you have set it or a
+    `weight_decay`. It stays None with a single epoch, with data without a length, with `limit_train_batches`, and in
+    manual optimization. `estimates_weight_decay = False` in the module turns the estimate off.
     """
 
     estimates_weight_decay = True

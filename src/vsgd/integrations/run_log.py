@@ -123,7 +123,7 @@ class RunLog:
 
     Args:
         opt: the optimizer. `VSGD(model.named_parameters())` sets the names of tensors.
-        path: the file. An existing log is continued, as after a resume.
+        path: the file. If it already contains a log, new lines are appended.
         every: steps between lines. A line takes about as long as `opt.info()`.
 
     Raises:

@@ -65,12 +65,12 @@ class VSGDTrainerMixin:
 
     Pass options of `VSGD` as `optimizer_cls_and_kwargs=(VSGD, {"compact": True})`, or an optimizer as
     `optimizers=(VSGD(...), None)`. `learning_rate`, `optim` and the settings of Adam are ignored with a warning.
-    `weight_decay` applies to the parameters that Trainer would decay. If it is 0 and the training takes more than one
-    epoch, `VSGD` gets `steps_per_epoch` and estimates weight decay. It does not for data without a length.
+    `weight_decay` applies to the parameters that Trainer would decay. If it is 0, training takes more than one epoch,
+    and the data have a length, the trainer sets `steps_per_epoch`, and `VSGD` estimates weight decay.
     `optimizer_cls_and_kwargs=(VSGD, {"steps_per_epoch": None})` turns the estimate off.
 
-    The scheduler is constant after `warmup_steps`, unless `lr_scheduler_type` differs from Trainer's default, "linear".
-    It is a factor on the learning rates and is logged as `lr_factor`.
+    With Trainer's default `lr_scheduler_type`, "linear", the schedule is constant after `warmup_steps`. Other types are
+    applied. The schedule is a factor on the learning rates and is logged as `lr_factor`.
 
     Each of the `gradient_accumulation_steps` micro-batches is a sample. `max_grad_norm` clips the gradient of each. The
     logged loss and gradient norm are those of the first evaluations. After a second evaluation of `compute_loss`, the

@@ -34,25 +34,25 @@ def vsgd(
 
     `update` takes two extra arguments, `grad_fn` and `value`:
 
-    - `grad_fn(params)` returns the gradient of the same minibatch at other parameters. In about one of ten steps it is
+    - `grad_fn(params)` returns the gradient of the same minibatch at any parameters. In about one of ten steps it is
       called twice: at the parameters, and near them. If it comes from `per_sample`, every row of the minibatch is a
-      sample; otherwise the minibatch is one sample. The curvature is the difference of the two calls and does not
-      depend on `grads`. So `grad_fn` is the gradient of the plain loss even if an `optax.chain` clips `grads`, or
-      `optax.MultiSteps` accumulates them.
-    - `value` is the loss. With it, learning rates may exceed those for a single step while the loss falls fast, and
-      parameters that are all zero at the start have a length scale. It is optional.
+      sample; otherwise the minibatch is one sample. The curvature is computed from the difference of the two calls
+      and does not depend on `grads`. `grad_fn` is therefore the gradient of the plain loss, even if `optax.chain`
+      clips `grads` or `optax.MultiSteps` accumulates them.
+    - `value` is the loss at the parameters. It is optional. Without it, learning rates are optimal for a single step
+      only, and parameters that are all zero at the start have no length scale.
 
     A step whose gradients are not finite leaves the parameters unchanged and increases `State.skipped`. Evaluate and
     save the weights that `eval_params` returns.
 
     Args:
-        algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
-        lr: a factor on the learning rates, for schedules with `optax.inject_hyperparams`. Not needed.
-        weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
-            for the step Δ of each tensor.
+        algorithm: the algorithm and its constants. `vsgd.PAPER` is the published algorithm.
+        lr: factor on the learning rates that are computed, for schedules with `optax.inject_hyperparams`.
+        weight_decay: λ with the meaning of AdamW. Each tensor is updated by θ ← (θ − Δ) / (1 + λ·RMS(Δ)), where Δ is
+            its step. RMS(Δ) replaces the learning rate of AdamW.
         steps_per_epoch: number of steps in which all training data are seen once. Weight decay is then estimated for
             each tensor of at least two dimensions, from the noise of its gradients. Leave it out for data that are
-            seen once. A `weight_decay` above 0 replaces it.
+            seen once. A `weight_decay` above 0 replaces the estimate.
         seed: seed of the random signs of probes.
         gradient_flops: floating-point operations of a gradient, see `vsgd.optax.gradient_flops`. Rotations into the
             eigenbasis may take a quarter of them. The default assumes 128 rows through dense layers.
@@ -61,7 +61,7 @@ def vsgd(
         A transformation with `init(params)` and `update(grads, state, params, grad_fn=..., value=...)`.
 
     Raises:
-        ValueError: if `lr`, `weight_decay` or `steps_per_epoch` is not possible.
+        ValueError: if `lr`, `weight_decay` or `steps_per_epoch` is outside its range.
         TypeError: if `algorithm` is not for networks, or `gradient_flops` is traced.
 
     Example:

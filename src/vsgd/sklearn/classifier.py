@@ -30,8 +30,9 @@ def has_probabilities(estimator: Any) -> bool:
 class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Linear classifier trained by stochastic gradient descent without a learning rate (Schaul & LeCun 2013).
 
-    Features need not be scaled: columns are centered by their running means, and multiplying a column by a constant
-    does not change the predictions. `learning_rate`, `eta0` and `power_t` of `SGDClassifier` raise an error.
+    Features need not be scaled. Columns that are non-zero in at least a quarter of the rows are centered by their
+    running means. With the default penalty, multiplying a column by a constant does not change the predictions.
+    `learning_rate`, `eta0` and `power_t` of `SGDClassifier` raise an error.
 
     Args:
         loss: "log_loss" (logistic regression), "hinge" (linear support vector machine), "squared_hinge" or
@@ -44,11 +45,12 @@ class VSGDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         fit_intercept: whether to learn an intercept. Columns are centered only with an intercept.
         batch_size: samples per update.
         max_iter: maximum number of passes over the data. A `ConvergenceWarning` is issued if it is reached.
-        tol: minimum improvement of the mean loss, as a fraction of the loss of the first passes. If None, all
-            `max_iter` passes are made.
+        tol: minimum improvement of the mean loss, as a fraction of the loss of the first passes. Training stops if the
+            loss improves less. If None, all `max_iter` passes are made.
         shuffle: whether to shuffle the samples before each pass.
-        n_iter_no_change: stop after this many passes without an improvement. Losses are averaged over as many passes.
-        early_stopping: whether to measure the loss on held-out samples.
+        n_iter_no_change: number of passes without improvement after which training stops. Losses are averaged over
+            the same number of passes.
+        early_stopping: whether to stop by the loss on held-out samples instead of the training loss.
         validation_fraction: fraction of samples that is held out for early stopping.
         class_weight: {class: weight}, or "balanced".
         warm_start: whether `fit` continues from the last fit.

@@ -70,26 +70,33 @@ DAMAGED = (
 class VSGD(Optimizer):
     """Stochastic gradient descent that estimates a learning rate for each coordinate (Schaul & LeCun 2013).
 
-    `step(closure)` calls the closure once or twice, the second time at probed parameters with the same random numbers
-    and without changing buffers. With BatchNorm it sometimes calls it once more. Gradients are cleared before each
-    call. Between steps the parameters hold the weights to evaluate and to save; there is no mode to switch.
+    `step(closure)` calls the closure at the parameters. In about one of ten steps it calls it again at slightly
+    perturbed parameters, with the same random numbers and without changing buffers. With BatchNorm, some steps call it
+    once more. Gradients are cleared before each call. Between steps, the parameters hold the weights to evaluate and
+    to save. There is no train or eval mode.
 
     Args:
         params: parameters or parameter groups, as for any optimizer.
-        lr: a factor on the learning rates, for schedules or for groups that learn more slowly. Not needed.
-        weight_decay: λ as in AdamW, whose learning rate is about the RMS of its steps: θ ← (θ − Δ) / (1 + λ·RMS(Δ))
-            for the step Δ of each tensor.
+        lr: factor on the learning rates that are computed, for schedules or for groups that learn more slowly.
+        weight_decay: λ with the meaning of AdamW. Each tensor is updated by θ ← (θ − Δ) / (1 + λ·RMS(Δ)), where Δ is
+            its step. RMS(Δ) replaces the learning rate of AdamW.
         steps_per_epoch: number of steps in which all training data are seen once: `len(loader)`, divided by the number
             of micro-batches per step. Weight decay is then estimated for each matrix, from the noise of its
-            gradients; see `info`. Leave it out for data that are seen once. A `weight_decay` above 0 replaces it.
-        algorithm: `vsgd.NETWORKS` by default; `vsgd.PAPER` is the published pseudocode.
+            gradients; `info` shows it. Leave it out for data that are seen once. A `weight_decay` above 0 replaces
+            the estimate.
+        algorithm: the algorithm and its constants. `vsgd.PAPER` is the published algorithm.
         per_sample: the model, or `Rows(model, ...)`. Every row of the minibatch is then a sample, as in the paper;
             otherwise the minibatch is one sample.
         compact: whether all statistics are stored in bfloat16: 14 bytes of state per parameter instead of 20, bases
             not included.
-        maximize: whether the objective is maximized.
-        distributed: `Replicas(...)`, how the processes of distributed training work together. By default gradients
-            come averaged over all processes.
+        maximize: whether to maximize the objective instead of minimizing it.
+        distributed: `Replicas(...)`, settings of distributed training. By default, the global minibatch of all
+            processes is one sample, and the gradients must be averaged over all processes, as by
+            DistributedDataParallel.
+
+    Raises:
+        TypeError: if an argument has the wrong type, or a parameter is not supported.
+        ValueError: if a setting is outside its range, or parameters share memory.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -182,20 +189,28 @@ class VSGD(Optimizer):
 
     @raised_by_all
     def step(self, closure: Closure | Sequence[Closure] | None = None, *, scaler: Any = None) -> Any:
-        """Evaluate the closure, learn from it, and move the parameters.
+        """Evaluate the closure and update the parameters.
 
-        A step happens as a whole or not at all, also when a signal interrupts it. Handlers of signals, such as that of
-        Ctrl-C, run at once while the closure runs. Otherwise they run at the end of the step, which has then succeeded.
-        If memory runs out in the update itself, state and parameters are changed in part: only a checkpoint helps.
+        An interrupted step either is complete or has no effect. While the closure runs, signal handlers, such as that
+        of Ctrl-C, run immediately. In the other parts of a step, they run when the step is complete. There is one
+        exception: if memory runs out during the update itself, state and parameters are partly changed. Reload them
+        from a checkpoint in this case.
+
+        A step with a non-finite loss or gradient changes nothing and is counted in `info().skipped`.
 
         Args:
-            closure: clears gradients, computes the loss, calls backward and returns the loss. A list of closures is a
-                list of micro-batches: each is a sample, and the step goes along their mean gradient.
-            scaler: the `torch.amp.GradScaler` by which the closure multiplies its loss before it calls backward. The
-                optimizer unscales; call `scaler.update()` afterwards as usual.
+            closure: a function that clears the gradients, computes the loss, calls backward and returns the loss. A
+                list contains one closure per micro-batch. Each micro-batch is then a sample, and the step is taken
+                along their mean gradient.
+            scaler: the `torch.amp.GradScaler` with which the closure scales its loss before it calls backward. The
+                optimizer unscales the gradients. Call `scaler.update()` after the step as usual.
 
         Returns:
-            The loss as it was before the step; with micro-batches or several processes, their mean.
+            The loss at the iterate before the step; with micro-batches or several processes, the mean loss.
+
+        Raises:
+            TypeError: if there is no closure.
+            FloatingPointError: if the loss or gradient was not finite in ten steps in a row.
         """
         with DeferredSignals(), torch.no_grad():
             with self._transaction(check_closures(closure), scaler) as run:
@@ -214,16 +229,23 @@ class VSGD(Optimizer):
 
     @interruptible
     def minimize(self, loss: Closure | Sequence[Closure], *, scaler: Any = None) -> Tensor:
-        """Take a step with a function that only returns the loss. Gradients are computed here.
+        """Take a step with a function that only returns the loss.
 
             loss = opt.minimize(lambda: F.cross_entropy(model(x), y))
 
+        `minimize` clears the gradients and calls backward itself.
+
         Args:
-            loss: a function that returns the loss, or a list of them, which are micro-batches.
-            scaler: a `torch.amp.GradScaler`. The loss is scaled here; call `scaler.update()` afterwards as usual.
+            loss: a function that returns the loss, or a list of functions, one per micro-batch.
+            scaler: a `torch.amp.GradScaler`. `minimize` scales the loss and unscales the gradients. Call
+                `scaler.update()` after the step as usual.
 
         Returns:
-            The loss before the step; with micro-batches or several processes, their mean.
+            The loss at the iterate before the step; with micro-batches or several processes, the mean loss.
+
+        Raises:
+            TypeError: if `loss` is not a function, or does not return a tensor.
+            FloatingPointError: if the loss or gradient was not finite in ten steps in a row.
         """
 
         @interruptible
@@ -419,20 +441,25 @@ class VSGD(Optimizer):
     def iterates(self) -> Iterates:
         """Let the parameters hold the newest iterates instead of their average, in a `with` block or a function.
 
-        Use it wherever data are generated by the network that learns from them, as the episodes of a policy are:
+        Use it if the network generates the data that it is trained on, for example the episodes of a policy:
 
             @opt.iterates()
             def rollout(): ...
 
-        Closures need it only for copies of a network: a closure that uses a network of another `VSGD` gets its iterates
-        by itself. Blocks may be nested, and may contain steps. Changes of parameters within are lost.
+        Also use it to copy a network. It is not needed in closures: if a closure uses a network that another `VSGD`
+        trains, that network holds its newest iterate while the closure runs. Blocks may be nested, and may contain
+        steps. Changes to the parameters inside a block are lost.
+
+        Returns:
+            A context manager that is also a decorator.
         """
         return Iterates(self)
 
     def info(self) -> Diagnosis:
-        """Return rates, memory and noise of every tensor, the batch size worth using, and the bytes of the state.
+        """Return the learning rates, EMA horizon and noise of every tensor, the useful batch size, and bytes of state.
 
-        `print` shows it as a table.
+        Returns:
+            A `Diagnosis`. `print` shows it as a table.
         """
         unit = "batches of a process" if self._distributed.as_samples else "micro-batches"
         unit = unit if self._rows is None else "samples"
@@ -530,9 +557,13 @@ class VSGD(Optimizer):
             self._reports.update_groups(self.param_groups, self._blocks)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, of numbers, text and tensors only.
+        """Return the state as a dictionary that contains only numbers, text and tensors.
 
-        Sharded parameters have one before their first step too, for `torch.distributed.checkpoint` to load into.
+        Sharded parameters have a state even before the first step, so that `torch.distributed.checkpoint` can load
+        into it.
+
+        Returns:
+            The state of all parameters and groups.
         """
         self._update_groups()
         saved = super().state_dict()
@@ -546,10 +577,13 @@ class VSGD(Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state that `state_dict` returned, to the bit.
+        """Load a state that `state_dict` returned. Training continues bit-for-bit as without the interruption.
+
+        Args:
+            state_dict: the state.
 
         Raises:
-            ValueError: the state belongs to another model or version, or is damaged. Nothing has changed.
+            ValueError: if the state belongs to another model or version, or is damaged. The optimizer is unchanged.
         """
         checkpoint = checked(state_dict, self.param_groups)
         with DeferredSignals():

@@ -34,9 +34,10 @@ class Rows(NamedTuple):
 
     Args:
         model: the model whose parameters are trained.
-        reduction: whether the loss is the "mean" or the "sum" over the rows.
-        reweight: whether each row is weighted by one over the number of rows whose gradients interfere with its own
-            (section 4.1 of the paper).
+        reduction: "mean" if the loss is a mean over the rows, "sum" if it is a sum.
+        reweight: whether to give a row less weight if its gradient is similar to those of other rows. Its weight is
+            one over the sum of the absolute cosines between its gradient and the gradients of all rows (section 4.1
+            of the paper).
     """
 
     model: nn.Module

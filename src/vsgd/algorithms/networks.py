@@ -1,17 +1,18 @@
 """The default for networks: the paper's update, and the points in which the default differs from it, in order.
 
 1. The probe moves all coordinates of a tensor by the same distance, a fraction of its length scale: `probe_size`.
-2. A second gradient is taken in some steps only: `probe_due`, `is_long`.
+2. A second gradient is computed in about one of ten steps: `probe_due`, `is_long`.
 3. The memory τ has a cap: `core.memory_below_cap`.
 4. Second moments are inflated at the end of the bootstrap (the slow start of the 2012 paper): `inflate_second_moments`.
-5. Curvature is the mean of signed differences plus the standard error of that mean, where coordinates are decoupled;
-   elsewhere it is the paper's, shrunk towards the mean of the tensor: `rate`.
-6. A gradient counts up to three times its usual size, and no coordinate steps much further than the probe has looked:
+5. In decoupled coordinates, curvature is the mean of signed differences plus the standard error of that mean. In other
+   coordinates, it is the paper's. Both are shrunk towards the mean of the tensor: `rate`.
+6. Gradients are clipped at three times their root mean square, and steps at three times the size of the probe:
    `limited_step`.
-7. The weights to evaluate are an average of the iterates that reaches back as far as that helps: `averaging`.
+7. The weights to evaluate are a moving average of the iterates. Its window grows while that lowers the loss:
+   `averaging`.
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
-9. Rates are optimal for a horizon of more than one step, over which noise averages out, as far as the noise of the
-   iterates costs less than is gained: `progress`.
+9. Rates are optimal for a horizon of several steps, over which noise averages out. The horizon grows while the loss
+   decreases by more than the noise of the iterates costs: `progress`.
 10. Momentum along the drift of the iterates is switched on while gradients agree with it and the loss does not rise:
     `momentum`.
 11. If the number of steps per epoch is known, weight decay is estimated from gradient noise, curvature and weights:
@@ -64,24 +65,24 @@ class Networks(NamedTuple):
 
     Attributes:
         epsilon: keeps denominators from vanishing; far below any squared gradient or curvature in float32.
-        bootstrap: how many samples make the first averages before anything moves.
+        bootstrap: number of samples that are averaged before the first update.
         memory: τ at the end of the bootstrap.
-        outlier_sigmas: a minibatch this many standard deviations off is an outlier; so is a gradient this many times
-            as long as usual.
-        variance_floor: a variance below this fraction of the mean square is rounding.
+        outlier_sigmas: a minibatch is an outlier if it is this many standard deviations from the average. A gradient is
+            long if its norm is this many times the expected one.
+        variance_floor: a variance below this fraction of the mean square is treated as rounding error.
         probe_scale: |δ| as a fraction of the length scale of its tensor.
         min_rms: the length scale where all parameters are zero.
         probe_interval: number of steps from one second gradient to the next; half of it if the first gradient is long.
-        min_memory_cap: τ grows no further than the larger of this and √(samples seen).
+        min_memory_cap: τ is at most the larger of this and √(samples seen).
         variance_inflation: v̄ and v̄^fd are multiplied by this at the end of the bootstrap.
         shrinkage: weight with which the mean curvature of a tensor enters that of each of its coordinates.
-        grad_clip: a gradient is cut at this many times its root mean square so far.
-        step_limit: a coordinate steps no further than this many probes.
-        min_window: the average of the iterates reaches back at least this many steps,
-        window_share: and at least this share of all steps.
+        grad_clip: gradients are clipped at this many times their root mean square so far.
+        step_limit: maximum step of a coordinate, in units of the probe |δ|.
+        min_window: minimum window of the average of the iterates, in steps.
+        window_share: minimum window as a fraction of all steps.
         average_iterates: whether the weights to evaluate are a moving average of the iterates.
         eigenbasis: whether coordinates are decoupled where that is cheap.
-        max_horizon: the longest horizon, in steps, that rates are optimal for.
+        max_horizon: maximum horizon of the rates, in steps.
         max_momentum: the largest momentum coefficient β; 0 switches momentum off.
     """
 

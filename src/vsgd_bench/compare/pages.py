@@ -33,7 +33,8 @@ PROTOCOL = (
     "Evaluation uses the weights that the optimizer's authors recommend: averages for Schedule-Free, DoG and AdamW "
     "with EMA, with the statistics of BatchNorm recomputed from 20 minibatches.",
     "Seconds are processor time of one thread, without evaluation and compilation. Parallel runs share caches, so "
-    "seconds are accurate to some tens of percent.",
+    "seconds are accurate to some tens of percent. Stored runs of different optimizers may be of different "
+    "processors, which biases comparisons at equal seconds. `benchmarks/torch_step.py` measures side by side.",
     "Schedules (warm-up, cosine decay) use the number of updates. vSGD uses the number of updates per epoch if there "
     "is more than one epoch.",
     "The training loss is that of 2,000 training rows at the end, with the weights of the held-out loss. The "

@@ -60,7 +60,8 @@ matrix twice as long as wide 5, so both have full bases. Without a limit, a matr
 MEMORY_ALLOWANCE = 2 * 256 * 256
 """Bases and covariances of all matrices may hold this many numbers, since that is little memory: those of width 256.
 
-Without it, the inputs of a small classifier would be split into blocks, which are no better than no basis at all.
+Without it, the 64 inputs of a classifier of digits would be split into blocks of 16. With these, it ended at a higher
+loss than without a basis.
 """
 
 MAX_ASPECT = 4

@@ -121,7 +121,7 @@ def multiply(products: Iterable[Product]) -> None:
     """Compute batched matrix products. Autocast does not change them, because their results have memory.
 
     Large products are computed in bfloat16 where that is faster. The rounding error is about 0.2 % of the RMS of a
-    matrix, far below the noise of its gradient.
+    matrix. `docs/laboratory.md` compares final losses with both precisions.
     """
     for left, right, out, is_coarse in products:
         if is_coarse:

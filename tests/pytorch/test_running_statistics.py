@@ -377,3 +377,14 @@ def test_weights_that_the_closure_changes_are_not_taken_for_changes_by_the_user(
     opt.step(closure_of(model, opt, SECOND))
     after = opt.state[model[3].weight]["iterate"]
     assert (after - before).norm() < (after - model[3].weight).norm()
+
+
+def test_buffers_are_restored_if_a_part_was_called_before_the_whole_model():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    before = copy.deepcopy(model.state_dict())
+    with saving_state() as saved:
+        model[1](torch.randn(8, 4))
+        model(torch.randn(8, 3))
+    saved.restore()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])

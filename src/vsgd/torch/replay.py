@@ -86,7 +86,8 @@ class Saving:
 
     def save_module(self, module: nn.Module) -> None:
         """Save the buffers and gradients of a module that is about to be called, and of its parts."""
-        parts = list(module.modules())
+        # a part that was called before the whole was saved then, and may have changed since
+        parts = [part for part in module.modules() if id(part) not in self.modules]
         self.modules.update((id(part), part) for part in parts)
         self.save_gradients(module.parameters())
         if next(module.buffers(), None) is None:

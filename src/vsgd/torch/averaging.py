@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vsgd.algorithms import networks
-from vsgd.algorithms.networks import Averaging, Progress
+from vsgd.algorithms.networks import Averaging, Progress, update_window_and_horizon
 from vsgd.algorithms.strategy import strategy_of
 from vsgd.torch.block import Group, Report
 from vsgd.torch.blocks import Blocks
@@ -44,44 +43,34 @@ class PendingReports:
             ]
 
     def update_groups(self, groups: list[Group], blocks: Blocks) -> None:
-        """Let window and horizon of the groups follow the last step. Nothing happens if that was done before."""
+        """Let window and horizon of the groups follow the last step. Nothing happens if that was done before.
+
+        ½ (θ−θ̄)ᵀ|H|(θ−θ̄) is measured after a probe, and used until the next. Rows of tables have no part in it. With
+        tables the cost of noise is therefore unknown, and rates are optimal for a single step.
+
+        Args:
+            groups: settings and counters, with the step included.
+            blocks: all blocks of the groups.
+        """
         if not self._reports:
             return
         self.set_numbers(read_numbers(self.numbers()))
         reports, self._reports = self._reports, []
         for group in groups:
-            own = [report for each, report in reports if each is group]
-            if own and strategy_of(group["algorithm"]).averages_iterates(group["algorithm"]):
-                loss = self._loss * (-1 if group["maximize"] else 1)
-                update_window_and_horizon(group, own, loss, blocks.has_table(group))
-
-
-def update_window_and_horizon(group: dict[str, Any], reports: list[Report], loss: float, has_table: bool) -> None:
-    """Let window and horizon of a group follow a step.
-
-    ½ (θ−θ̄)ᵀ|H|(θ−θ̄) is measured after a probe, and used until the next. Rows of tables have no part in it. With tables
-    the cost of noise is therefore unknown, and rates are optimal for a single step.
-
-    Args:
-        group: settings and counters, with the step included.
-        reports: of the blocks of the group.
-        loss: the objective, negated if it is maximized.
-        has_table: whether the group has an embedding table.
-    """
-    window, advantage, penalty = group["averaging"]
-    penalties = [float(report.penalty) for report in reports if report.penalty is not None]
-    penalty = sum(penalties) if penalties else penalty
-    products = sum([float(report.products) for report in reports])
-    averaging, progress = networks.update_window_and_horizon(
-        Averaging(window, advantage),
-        Progress(*group["progress"]),
-        products,
-        penalty,
-        None if has_table else loss,
-        group["steps"] - 1,
-        group["algorithm"],
-    )
-    if has_table:
-        progress = progress._replace(horizon=1.0)
-    group["averaging"] = [float(averaging.window), float(averaging.advantage), penalty]
-    group["progress"] = list(map(float, progress))
+            own, config = [report for each, report in reports if each is group], group["algorithm"]
+            if not own or not strategy_of(config).averages_iterates(config):
+                continue
+            has_table = blocks.has_table(group)
+            loss = None if has_table else self._loss * (-1 if group["maximize"] else 1)
+            window, advantage, penalty = group["averaging"]
+            penalties = [float(report.penalty) for report in own if report.penalty is not None]
+            penalty = sum(penalties) if penalties else penalty
+            products = sum([float(report.products) for report in own])
+            before, steps = Averaging(window, advantage), group["steps"] - 1
+            averaging, progress = update_window_and_horizon(
+                before, Progress(*group["progress"]), products, penalty, loss, steps, config
+            )
+            if has_table:
+                progress = progress._replace(horizon=1.0)
+            group["averaging"] = [float(averaging.window), float(averaging.advantage), penalty]
+            group["progress"] = list(map(float, progress))

@@ -57,6 +57,17 @@ def for_factorization(matrix: Tensor) -> Tensor:
     return matrix if runs_on(matrix.device.type, "qr", torch.float32) else matrix.cpu()
 
 
+def address_space(tensor: Tensor) -> Any:
+    """Return a key that is equal for tensors whose addresses can be compared; None for a tensor without memory.
+
+    CPU storages may overlap, as those of NumPy arrays do. The address of a tensor on another device may be that of an
+    object which stands for its memory, so only tensors of one storage are compared there.
+    """
+    if not tensor.numel() or tensor.device.type == "meta" or not tensor.data_ptr():
+        return None
+    return "cpu" if tensor.is_cpu else (tensor.device, tensor.untyped_storage().data_ptr())
+
+
 def random_state(tensors: Iterable[Tensor]) -> RandomState:
     """Return the states of the random generators of the CPU and of the devices of these tensors."""
     states = {CPU: torch.get_rng_state()}

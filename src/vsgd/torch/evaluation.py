@@ -192,8 +192,8 @@ class Run:
 
     def _evaluate(self, run: Callable[[], Any], record: bool = True) -> Evaluation:
         """Run a closure and collect the gradients that it leaves. All processes do so together."""
-        evaluate = partial(self._evaluate_here, record=record)
-        evaluation, self.processes = evaluate_on_all_ranks(self.processes, run, evaluate, self.parameters)
+        evaluate = partial(self._evaluate_here, run, record)
+        evaluation, self.processes = evaluate_on_all_ranks(self.processes, evaluate, self.parameters)
         return evaluation
 
     def _evaluate_here(self, run: Callable[[], Any], record: bool) -> Evaluation:

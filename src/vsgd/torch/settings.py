@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from vsgd.torch.closures import warn
+from vsgd.torch.devices import address_space
 from vsgd.torch.distributed.messages import Replicas
 from vsgd.torch.distributed.shards import check_sharding, is_sharded, local_of
 
@@ -182,12 +183,9 @@ def check_parameters(groups: list[dict[str, Any]]) -> None:
             check_sharding(parameter)
         if is_lazy(parameter):  # it has no memory yet
             continue
-        part = local_of(parameter)
-        if part.numel() and part.device.type != "meta" and part.data_ptr():
-            # CPU storages may overlap, as those of NumPy arrays do. The address of a tensor on another device may be
-            # that of an object which stands for its memory, so only tensors of one storage are compared there.
-            space = "cpu" if part.is_cpu else (part.device, part.untyped_storage().data_ptr())
-            spaces.setdefault(space, {})[name] = part.detach()
+        part = local_of(parameter).detach()
+        if (space := address_space(part)) is not None:
+            spaces.setdefault(space, {})[name] = part
     for parts in spaces.values():
         check_memory(parts)
 

@@ -150,10 +150,7 @@ def exchange_before_forward(module: nn.Module, args: Any) -> None:
 
 
 def evaluate_on_all_ranks(
-    processes: Processes,
-    run: Callable[[], Any],
-    evaluate: Callable[[Callable[[], Any]], Evaluation],
-    parameters: Sequence[Tensor],
+    processes: Processes, evaluate: Callable[[], Evaluation], parameters: Sequence[Tensor]
 ) -> tuple[Evaluation, Processes]:
     """Evaluate a closure in all processes. A gradient that only other processes have is zero here.
 
@@ -162,8 +159,7 @@ def evaluate_on_all_ranks(
 
     Args:
         processes: those that train the same model.
-        run: runs the closure.
-        evaluate: calls `run` and returns its evaluation.
+        evaluate: runs the closure and returns its evaluation.
         parameters: parameters of all groups.
 
     Returns:
@@ -171,7 +167,7 @@ def evaluate_on_all_ranks(
         parameters have a gradient.
     """
     if processes.size == 1:
-        return evaluate(run), processes
+        return evaluate(), processes
     call_before_forward(exchange_before_forward)
     reached: set[str] = set()
 
@@ -184,7 +180,7 @@ def evaluate_on_all_ranks(
     hook = register_multi_grad_hook(awaited, lambda grad: exchange("first gradient"), mode="any")
     token = _BEFORE_FORWARD.set(lambda: exchange("forward pass"))
     try:
-        here = evaluate(run)
+        here = evaluate()
     except Exception as error:
         processes.share(error)
     finally:

@@ -18,23 +18,29 @@ from vsgd.torch.state import matrix_shape, new_state
 SHAPES = {"matrix": (6, 8), "filters": (4, 3, 2, 2), "tall": (12, 2)}
 
 
-def turned_basis(parameter, blocks, seed=0):
+def stacked(found):
+    """The basis of one matrix as that of a stack, in the same memory."""
+    return eigenbasis.Basis(*(None if part is None else part[None] for part in found))
+
+
+def turned_basis(parameter, sizes, seed=0):
     """A basis after a few gradients."""
     generator = torch.Generator().manual_seed(seed)
-    found = basis.basis_of(new_state(parameter, NETWORKS, False, False, blocks))
+    found = basis.basis_of(new_state(parameter, NETWORKS, False, False, sizes))
     for step in range(5):
         grad = torch.randn(matrix_shape(parameter.shape), generator=generator, dtype=parameter.dtype)
-        basis.update_covariances(found, grad, step)
+        basis.update_covariances(stacked(found), grad[None], step)
         basis.refresh(found)
     return found
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("cut", [1, 2], ids=["full", "blocks"])
-def test_there_and_back(shape, cut):
+@pytest.mark.parametrize("kind", ["full", "leading"])
+def test_there_and_back(shape, kind):
     parameter = torch.randn(shape, dtype=torch.float64)
     rows, columns = matrix_shape(parameter.shape)
-    found = turned_basis(parameter, (rows // cut, columns // cut))
+    sizes = [width if kind == "full" or width < 5 else 2 for width in (rows, columns)]
+    found = turned_basis(parameter, sizes)
     matrix = parameter.reshape(rows, columns)
     rotated = eigenbasis.into(matrix, found)
     assert not torch.allclose(rotated, matrix)
@@ -52,26 +58,52 @@ def test_it_finds_the_eigenvectors_and_leaves_null_directions_alone():
     for _ in range(100):
         before = found.left.clone()
         basis.refresh(found)
-    diagonal = found.left[0].T @ found.left_cov[0] @ found.left[0]
+    diagonal = found.left.T @ found.left_cov @ found.left
     torch.testing.assert_close(diagonal, diagonal.diagonal().diag(), atol=1e-6, rtol=0)
     torch.testing.assert_close(found.left, before)
 
 
-def test_it_stays_orthogonal_in_single_precision():
+@pytest.mark.parametrize("sizes", [(40, 30), (16, 8)], ids=["full", "leading"])
+def test_it_stays_orthogonal_in_single_precision(sizes):
     parameter = torch.zeros(40, 30)
-    found = basis.basis_of(new_state(parameter, NETWORKS, False, False, (40, 30)))
+    found = basis.basis_of(new_state(parameter, NETWORKS, False, False, sizes))
     for step in range(400):
         scale = 10.0 ** (-3 + step % 7)
-        basis.update_covariances(found, scale * torch.randn(40, 30) @ torch.diag(torch.logspace(-6, 0, 30)), step)
+        grad = scale * torch.randn(40, 30) @ torch.diag(torch.logspace(-6, 0, 30))
+        basis.update_covariances(stacked(found), grad[None], step)
         basis.refresh(found)
+    for q in as_matrices(found):
+        torch.testing.assert_close(q.mT @ q, torch.eye(len(q)), atol=1e-5, rtol=0)
+
+
+def as_matrices(found):
+    """Q of both sides."""
     for q in (found.left, found.right):
-        torch.testing.assert_close(q.mT @ q, torch.eye(q.shape[-1])[None], atol=1e-5, rtol=0)
+        if eigenbasis.is_full(q):
+            yield q
+        else:
+            v, n = eigenbasis.halves(q)
+            yield torch.eye(len(q), dtype=q.dtype) - n @ v.mT
 
 
-def test_large_blocks_are_cut_before_a_side_is_given_up():
+def test_leading_directions_are_the_first_eigenvectors():
+    torch.manual_seed(0)
+    directions = torch.linalg.qr(torch.randn(9, 9, dtype=torch.float64))[0]
+    found = basis.basis_of(new_state(torch.zeros(9, 4, dtype=torch.float64), NETWORKS, False, False, (3, 4)))
+    for step in range(300):
+        grad = directions * torch.logspace(0, -2, 9, dtype=torch.float64) @ torch.randn(9, 4, dtype=torch.float64)
+        basis.update_covariances(stacked(found), grad[None] / 1e9, step)
+        basis.refresh(found)
+    overlap = (eigenbasis.leading(found.left, torch) * directions[:, :3]).sum(0).abs()
+    assert (overlap > 0.9).all()
+    q, _ = as_matrices(found)
+    torch.testing.assert_close(q[:, :3], eigenbasis.leading(found.left, torch))
+
+
+def test_wide_bases_are_reduced_before_a_side_is_given_up():
     gates, small = torch.zeros(384, 96), torch.zeros(84, 32)
     plan = basis.plan([gates, small], 1e8)
-    assert plan == {gates: (64, 48), small: (42, 32)}  # 84 is cut to save memory, see `MEMORY_SHARE`
+    assert plan == {gates: (16, 96), small: (16, 32)}  # 84 is reduced to save memory, see `MEMORY_SHARE`
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -91,14 +123,13 @@ def test_rotation_costs_no_more_than_it_may():
         assert vector not in plan
         total = sum(eigenbasis.cost(matrix_shape(p.shape), sizes) for p, sizes in plan.items())
         assert total <= max(eigenbasis.SHARE_OF_GRADIENT * flops, eigenbasis.ALLOWANCE)
-        for p, sizes in plan.items():
-            assert all(width % size == 0 for width, size in zip(p.shape, sizes, strict=True))
     assert plan[wide] == (784, 400)
 
 
 @pytest.mark.parametrize("make", [nn.Linear, lambda a, b: nn.Conv2d(a, b, 3)], ids=["linear", "convolution"])
 @pytest.mark.parametrize("partial", [False, True], ids=["factors", "gradients"])
-def test_sums_over_samples_in_a_basis_equal_those_of_rotated_gradients(make, partial):
+@pytest.mark.parametrize("is_reduced", [False, True], ids=["full", "leading"])
+def test_sums_over_samples_in_a_basis_equal_those_of_rotated_gradients(make, partial, is_reduced):
     torch.manual_seed(0)
     layer = make(4, 6).double()
     x = (
@@ -106,7 +137,7 @@ def test_sums_over_samples_in_a_basis_equal_those_of_rotated_gradients(make, par
         if layer.weight.dim() == 4
         else torch.randn(5, 4, dtype=torch.float64)
     )
-    found = turned_basis(layer.weight.detach(), (6, layer.weight[0].numel()))
+    found = turned_basis(layer.weight.detach(), (2 if is_reduced else 6, layer.weight[0].numel()))
 
     def loss_of(rows):
         out = layer(rows)
@@ -179,24 +210,24 @@ def test_the_scale_of_the_loss_changes_nothing_but_rounding(scale):
 def test_what_was_rotated_is_told():
     _, opt = trained()
     told = [tensor.basis for tensor in opt.info().tensors]
-    blocks = "blocks of 3 x 8: 3 x 16 would take too much time, memory or data"
-    assert told == ["eigenbasis 16 x 6", "vector, as it is", blocks, "vector, as it is"]
+    reduced = "3 x 7 directions: 3 x 16 would take too much time, memory or data"
+    assert told == ["eigenbasis 16 x 6", "vector, as it is", reduced, "vector, as it is"]
     assert told[0] in str(opt.info())
 
 
-def test_the_reason_for_blocks_is_told():
+def test_the_reason_for_leading_directions_is_told():
     model = nn.Linear(2048, 8)
     opt = VSGD(model.parameters())
     opt.step(closure_of(opt, lambda: model(torch.ones(4, 2048)).square().mean()))
     told = opt.info().tensors[0].basis
-    assert told == "blocks of 8 x 16: 8 x 2048 would take too much time, memory or data"
+    assert told == "8 x 16 directions: 8 x 2048 would take too much time, memory or data"
     assert told in str(opt.info())
 
 
 def test_a_basis_of_another_shape_is_refused():
     _, opt = trained(steps=5)
     saved = copy.deepcopy(opt.state_dict())
-    saved["state"][0]["left_basis"] = torch.zeros(1, 5, 5)
+    saved["state"][0]["left_basis"] = torch.zeros(5, 5)
     with pytest.raises(ValueError, match="left_basis"):
         opt.load_state_dict(saved)
 
@@ -213,27 +244,26 @@ def test_without_operations_to_count():
 def test_bases_stay_within_their_share_of_memory(seed):
     generator = torch.Generator().manual_seed(seed)
     shapes = [tuple(torch.randint(2, 3000, (2,), generator=generator).tolist()) for _ in range(5)]
-    for shape, blocks in zip(shapes, eigenbasis.plan_blocks(shapes, 1e16), strict=True):
-        assert eigenbasis.basis_numbers(shape, blocks) <= eigenbasis.MEMORY_SHARE * shape[0] * shape[1]
-        assert all(width % size == 0 for width, size in zip(shape, blocks, strict=True))
+    for shape, sizes in zip(shapes, eigenbasis.plan_sizes(shapes, 1e16), strict=True):
+        assert eigenbasis.basis_numbers(shape, sizes) <= eigenbasis.MEMORY_SHARE * shape[0] * shape[1]
 
 
 @pytest.mark.parametrize(
-    ("shape", "blocks"),
+    ("shape", "sizes"),
     [
         ((256, 256), (256, 256)),
         ((128, 256), (128, 256)),
-        ((784, 256), (392, 256)),
-        ((768, 3072), (768, 1536)),
-        ((64, 576), (64, 144)),
-        ((2048, 8), (16, 8)),
+        ((784, 256), (16, 256)),
+        ((768, 3072), (768, 16)),
+        ((64, 576), (64, 16)),
+        ((20480, 8), (13, 8)),
         ((10, 3136), (10, 16)),
-        ((8, 2053), (8, 1)),
+        ((8, 20483), (8, 13)),
         ((3000, 1), (1, 1)),
     ],
 )
-def test_only_the_long_side_of_a_skinny_matrix_is_cut_to_save_memory(shape, blocks):
-    assert eigenbasis.plan_blocks([shape], 1e16) == [blocks]
+def test_only_the_long_side_of_a_skinny_matrix_is_reduced_to_save_memory(shape, sizes):
+    assert eigenbasis.plan_sizes([shape], 1e16) == [sizes]
 
 
 @pytest.mark.parametrize(
@@ -273,24 +303,24 @@ def test_large_layers_keep_few_buffers_between_steps():
 
 @pytest.mark.parametrize("shapes", [[(16, 64)], [(64, 64), (20, 64)], [(64, 16), (64, 64)], [(50, 200)]])
 def test_small_networks_have_full_bases(shapes):
-    assert eigenbasis.plan_blocks(shapes, 0.0) == shapes
+    assert eigenbasis.plan_sizes(shapes, 0.0) == shapes
 
 
-@pytest.mark.parametrize(("shape", "blocks"), [((10, 64), (10, 32)), ((64, 8), (32, 8)), ((2, 250), (2, 5))])
-def test_blocks_are_at_most_four_times_as_wide_as_the_short_side(shape, blocks):
-    assert eigenbasis.plan_blocks([shape], 0.0) == [blocks]
+@pytest.mark.parametrize(("shape", "sizes"), [((10, 64), (10, 16)), ((64, 3), (12, 3)), ((2, 250), (2, 8))])
+def test_bases_are_at_most_four_times_as_wide_as_the_short_side(shape, sizes):
+    assert eigenbasis.plan_sizes([shape], 0.0) == [sizes]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bases_of_small_networks_stay_within_the_allowance(seed):
     generator = torch.Generator().manual_seed(seed)
     shapes = [tuple(torch.randint(2, 300, (2,), generator=generator).tolist()) for _ in range(1 + seed % 3)]
-    numbers = sum(map(eigenbasis.basis_numbers, shapes, eigenbasis.plan_blocks(shapes, 1e16)))
+    numbers = sum(map(eigenbasis.basis_numbers, shapes, eigenbasis.plan_sizes(shapes, 1e16)))
     coordinates = sum(rows * columns for rows, columns in shapes)
     assert numbers <= max(eigenbasis.MEMORY_SHARE * coordinates, eigenbasis.MEMORY_ALLOWANCE)
 
 
 def test_vectors_do_not_change_the_bases_of_matrices():
     matrices = [(64, 576), (10, 64)]
-    with_vectors = eigenbasis.plan_blocks([*matrices, (64, 1), (1, 100_000)], 1e16)
-    assert with_vectors == [*eigenbasis.plan_blocks(matrices, 1e16), (1, 1), (1, 1)]
+    with_vectors = eigenbasis.plan_sizes([*matrices, (64, 1), (1, 100_000)], 1e16)
+    assert with_vectors == [*eigenbasis.plan_sizes(matrices, 1e16), (1, 1), (1, 1)]

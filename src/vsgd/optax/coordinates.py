@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from vsgd import eigenbasis
 from vsgd.algorithms.strategy import Config, strategy_of
@@ -27,8 +27,8 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     matrix: tuple[int, int]
-    blocks: tuple[int, int]
-    """Block sizes of both sides; 1 for a side that is not rotated."""
+    sizes: tuple[int, int]
+    """Sizes of the bases of both sides; 1 for a side that is not rotated."""
     decoupled: bool
     """Whether the covariance of the gradient is nearly diagonal in the coordinates."""
 
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
 
     @property
     def is_rotated(self) -> bool:
-        return self.blocks != (1, 1)
+        return self.sizes != (1, 1)
 
     @property
     def size(self) -> int:
@@ -90,20 +90,24 @@ def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: f
     rotated = strategy_of(config).rotates(config)
     if flops is None:
         flops = 6.0 * ROWS * sum(math.prod(matrix) for matrix in matrices)
-    blocks = eigenbasis.plan_blocks(matrices, flops) if rotated else [(1, 1)] * len(leaves)
+    planned = eigenbasis.plan_sizes(matrices, flops) if rotated else [(1, 1)] * len(leaves)
     return [
         Tensor(k, shape, dtype, matrix, sizes, rotated and (min(matrix) == 1 or sizes != (1, 1)))
-        for k, ((shape, dtype), matrix, sizes) in enumerate(zip(leaves, matrices, blocks, strict=True))
+        for k, ((shape, dtype), matrix, sizes) in enumerate(zip(leaves, matrices, planned, strict=True))
     ]
 
 
 def new_basis(tensor: Tensor) -> Basis:
-    """Return the identity in blocks, and covariances of zero; None for a side that is not rotated."""
+    """Return identities, and covariances of zero; None for a side that is not rotated."""
     sides: list[Array | None] = []
-    for width, size in zip(tensor.matrix, tensor.blocks, strict=True):
-        eye = np.eye(size, dtype=tensor.precision)  # made by NumPy, so that nothing is compiled
-        blocks = np.tile(eye, (width // size, 1, 1))
-        sides += [jnp.array(blocks), jnp.array(np.zeros_like(blocks))] if size > 1 else [None, None]
+    for width, size in zip(tensor.matrix, tensor.sizes, strict=True):
+        if size == 1:
+            sides += [None, None]
+            continue
+        # made by NumPy, so that nothing is compiled; 1 − N Vᵀ is the identity if both are zero
+        columns = eigenbasis.columns(width, size)
+        q = np.eye(width, dtype=tensor.precision) if size == width else np.zeros((width, columns), tensor.precision)
+        sides += [jnp.array(q), jnp.array(np.zeros((width, size), tensor.precision))]
     return Basis(*sides)
 
 
@@ -128,27 +132,39 @@ def updated_covariances(tensor: Tensor, basis: Basis, grad: Array, step: Array) 
     """Return the basis whose covariances include this gradient. Call it where `eigenbasis.is_covariance_step(step)`."""
     matrix = grad.reshape(tensor.matrix)
 
-    def updated(cov: Array | None, side: Array) -> Array | None:
-        return None if cov is None else eigenbasis.updated_covariance(cov, side, step).astype(cov.dtype)
+    def updated(cov: Array | None, q: Array, side: Array) -> Array | None:
+        return None if cov is None else eigenbasis.updated_covariance(cov, q, side, step, jnp).astype(cov.dtype)
 
     with jax.default_matmul_precision("highest"):
-        return basis._replace(left_cov=updated(basis.left_cov, matrix), right_cov=updated(basis.right_cov, matrix.mT))
+        return basis._replace(
+            left_cov=updated(basis.left_cov, basis.left, matrix),
+            right_cov=updated(basis.right_cov, basis.right, matrix.mT),
+        )
 
 
 class Library:
     """Functions for `eigenbasis.rotated_basis`. A diagonal of `jax.numpy` is a gather, which compiles slowly."""
 
-    finfo, sign, where = jnp.finfo, jnp.sign, jnp.where
+    concatenate, finfo, ones_like, sign, tril, triu, where = (
+        jnp.concatenate,
+        jnp.finfo,
+        jnp.ones_like,
+        jnp.sign,
+        jnp.tril,
+        jnp.triu,
+        jnp.where,
+    )
+
+    @staticmethod
+    def geqrf(matrix: Array) -> tuple[Array, Array]:
+        """Return Householder vectors below the diagonal, and the factors of the reflections."""
+        reflections, factors = jnp.linalg.qr(matrix, mode="raw")
+        return reflections.mT, factors
 
     class linalg:
         @staticmethod
-        def qr(matrices: Array) -> tuple[Array, Array]:
-            """Return the factors of each matrix, one after the other.
-
-            On a CPU, JAX distributes a batch of decompositions over its threads and waits for them in one of these
-            threads. As many batches as threads, at the same time, wait forever.
-            """
-            q, r = lax.map(jnp.linalg.qr, matrices)
+        def qr(matrix: Array) -> tuple[Array, Array]:
+            q, r = jnp.linalg.qr(matrix)
             return q, r
 
         @staticmethod

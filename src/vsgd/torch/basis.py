@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from vsgd.eigenbasis import Basis, cost, covariance_weight, plan_blocks, rotated_basis
+from vsgd.eigenbasis import Basis, cost, covariance_weight, factors, is_full, leading, plan_sizes, rotated_basis
 from vsgd.torch.devices import for_factorization, multiplies_bfloat16
-from vsgd.torch.state import matrix_shape
+from vsgd.torch.state import BASIS_FIELDS, matrix_shape
 
 
 def basis_of(state: dict[str, Tensor]) -> Basis:
     """Return the basis in the state of a parameter."""
-    names = ("left_basis", "left_cov", "right_basis", "right_cov")
-    return Basis(*(state.get(name) for name in names))
+    return Basis(*(state.get(name) for name in BASIS_FIELDS))
 
 
 class Stack(NamedTuple):
-    """Matrices of one shape whose bases have blocks of equal sizes, one after the other in memory."""
+    """Matrices of one shape whose bases have equal sizes, one after the other in memory."""
 
     parameters: slice
     """Which parameters of the block these are."""
@@ -32,7 +31,7 @@ class Stack(NamedTuple):
     shape: tuple[int, int, int]
     """Number of matrices, rows and columns."""
     basis: Basis
-    """Of all matrices: each part is matrices × blocks × size × size."""
+    """Of all matrices: each part is matrices × width × columns."""
 
     def of_one(self, k: int) -> Stack:
         """Return the k-th matrix alone."""
@@ -79,6 +78,8 @@ class Product(NamedTuple):
     """Memory for the result."""
     is_coarse: bool
     """Whether it is computed in bfloat16."""
+    minuend: Tensor | None = None
+    """If given, the product is subtracted from it."""
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Product:
@@ -98,22 +99,25 @@ def rotation(stack: Stack, values: Tensor, half: Tensor, out: Tensor, backwards:
         out: memory for the result.
         backwards: whether `values` are in the coordinates of the bases.
     """
-    values, half, out = (each[stack.coordinates] for each in (values, half, out))
+    values, half, out = (each[stack.coordinates].view(stack.shape) for each in (values, half, out))
     left, right = stack.basis.left, stack.basis.right
-    products = []
+    products: list[Product] = []
     if left is not None:
         target = out if right is None else half
-        q = left.flatten(0, 1)
-        shape = q.shape[0], -1, stack.shape[2]
-        products.append(product(q if backwards else q.mT, values.view(shape), target.view(shape)))
-        values = half
+        if is_full(left):
+            products.append(product(left if backwards else left.mT, values, target))
+        else:
+            first, second = factors(left, backwards)
+            inner = values.new_empty(len(values), first.shape[-1], values.shape[-1])
+            products += Product(first.mT, values, inner, False), Product(second, inner, target, False, values)
+        values = target
     if right is not None:
-        q = right.mT if backwards else right
-        given, result = (each.view(*stack.shape[:2], *right.shape[1:3]) for each in (values, out))
-        # one product per block of columns for all matrices, or one per matrix for all its blocks
-        along = 2 if right.shape[1] <= right.shape[0] else 0
-        for x, y, z in zip(given.unbind(along), q.unbind(1 if along else 0), result.unbind(along), strict=True):
-            products.append(product(x, y, z) if along else product(x.transpose(0, 1), y, z.transpose(0, 1)))
+        if is_full(right):
+            products.append(product(values, right.mT if backwards else right, out))
+        else:
+            first, second = factors(right, backwards)
+            inner = values.new_empty(*values.shape[:2], first.shape[-1])
+            products += Product(values, first, inner, False), Product(inner, second.mT, out, False, values)
     return products
 
 
@@ -123,8 +127,10 @@ def multiply(products: Iterable[Product]) -> None:
     Large products are computed in bfloat16 where that is faster. The rounding error is about 0.2 % of the RMS of a
     matrix. `docs/laboratory.md` compares final losses with both precisions.
     """
-    for left, right, out, is_coarse in products:
-        if is_coarse:
+    for left, right, out, is_coarse, minuend in products:
+        if minuend is not None:
+            torch.baddbmm(minuend, left, right, alpha=-1, out=out)
+        elif is_coarse:
             rounded = torch.empty_like(out, dtype=torch.bfloat16)
             out.copy_(torch.bmm(left.to(torch.bfloat16), right.to(torch.bfloat16), out=rounded))
         else:
@@ -134,17 +140,11 @@ def multiply(products: Iterable[Product]) -> None:
 def update_covariances(basis: Basis, grads: Tensor, steps: float) -> None:
     """Let the gradients of one or of several matrices enter the covariances; `steps` came before them."""
     weight = float(covariance_weight(steps))
-    matrices = grads.view(-1, *grads.shape[-2:])
-    if basis.left_cov is not None:
-        cov = basis.left_cov.flatten(0, -3)
-        rows = matrices.view(len(cov), -1, matrices.shape[-1])
-        cov.baddbmm_(rows, rows.mT, beta=1 - weight, alpha=weight)
-    if basis.right_cov is not None:
-        blocks, size = basis.right_cov.shape[-3:-1]
-        cov = basis.right_cov.view(-1, blocks, size, size)
-        for k in range(blocks):
-            part = matrices[:, :, k * size : (k + 1) * size]
-            cov[:, k].baddbmm_(part.mT, part, beta=1 - weight, alpha=weight)
+    sides = (basis.left, basis.left_cov, grads), (basis.right, basis.right_cov, grads.mT)
+    for q, cov, side in sides:
+        if q is not None:
+            other = side.mT if is_full(q) else side.mT @ leading(q, torch)
+            cov.baddbmm_(side, other, beta=1 - weight, alpha=weight)
 
 
 def refresh(basis: Basis) -> None:
@@ -160,26 +160,30 @@ def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:
         return "vector, as it is"
     if state["seen"].numel() > 1:
         return "table, row by row"
-    found, widths = basis_of(state), matrix_shape(parameter.shape)
-    sizes = [1 if q is None else q.shape[-1] for q in (found.left, found.right)]
-    if sizes == [1, 1]:
+    widths, sizes = matrix_shape(parameter.shape), sizes_of(state)
+    if sizes == (1, 1):
         return "as it is: a basis would take too much time"
-    if tuple(sizes) == widths:
+    if sizes == widths:
         return f"eigenbasis {sizes[0]} x {sizes[1]}"
-    return f"blocks of {sizes[0]} x {sizes[1]}: {widths[0]} x {widths[1]} would take too much time, memory or data"
+    return f"{sizes[0]} x {sizes[1]} directions: {widths[0]} x {widths[1]} would take too much time, memory or data"
+
+
+def sizes_of(state: dict[str, Tensor]) -> tuple[int, int]:
+    """Return the sizes of the basis in the state of a parameter; 1 for a side without one."""
+    left, right = (state[name].shape[-1] if name in state else 1 for name in ("left_cov", "right_cov"))
+    return left, right
 
 
 def cost_of(parameter: Tensor, state: dict[str, Tensor]) -> float:
     """Return the floating-point operations per step of the basis of a parameter."""
-    sizes = [state[name].shape[-1] if name in state else 1 for name in ("left_basis", "right_basis")]
-    return cost(matrix_shape(parameter.shape), (sizes[0], sizes[1]))
+    return cost(matrix_shape(parameter.shape), sizes_of(state))
 
 
 def plan(parameters: Iterable[Tensor], gradient_flops: float, spent: float = 0.0) -> dict[Tensor, tuple[int, int]]:
-    """Return the block sizes of both sides of each matrix, within the limit on operations of all rotations."""
+    """Return the sizes of the bases of each matrix, within the limit on operations of all rotations."""
     matrices = [p for p in parameters if p.dim() > 1 and min(matrix_shape(p.shape)) > 1]
-    blocks = plan_blocks([matrix_shape(p.shape) for p in matrices], gradient_flops, spent)
-    return dict(zip(matrices, blocks, strict=True))
+    sizes = plan_sizes([matrix_shape(p.shape) for p in matrices], gradient_flops, spent)
+    return dict(zip(matrices, sizes, strict=True))
 
 
 def flop_counter() -> FlopCounterMode:

@@ -15,16 +15,24 @@ from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import is_sharded, local_of
-from vsgd.torch.state import FIELDS, FORMAT, SIDES, STATISTICS, SUMS, ParamState, is_blank, shapes_of, upper_bounds
+from vsgd.torch.state import (
+    FIELDS,
+    FORMAT,
+    STATISTICS,
+    SUMS,
+    ParamState,
+    basis_faults,
+    basis_sizes,
+    is_blank,
+    shapes_of,
+    upper_bounds,
+)
 
 ALGORITHMS: dict[Any, Any] = {kind.__name__: kind for kind in STRATEGIES}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 MAX_COUNT = 1 << 53
 """Upper bound for counts of steps. Every whole number up to here is a float64."""
-
-BASIS_TOLERANCE = 0.05
-"""Maximum deviation of QᵀQ from the identity. It is largest for a basis that was saved in half precision."""
 
 SUM_TOLERANCE = 0.1
 """Maximum relative error of sums of statistics, which may have been rounded to half precision since."""
@@ -229,9 +237,7 @@ def faults_in(state: ParamState, parameter: Tensor) -> Iterator[tuple[str, str]]
         yield "totals", "has other numbers than the sums of its statistics"
     if not has_memory(state):
         yield "memory", "is below 1"
-    for side in SIDES:
-        if f"{side}_basis" in state and not is_basis(state[f"{side}_basis"], state[f"{side}_cov"]):
-            yield f"{side}_basis", f"is not orthogonal, or '{side}_cov' is no covariance"
+    yield from basis_faults(state)
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -245,9 +251,8 @@ def wanted_shapes(found: dict[Any, Any], parameter: Tensor) -> dict[Any, Any]:
     """Return the shapes that the fields of a state must have, with the bases that it has."""
     shape = tuple(parameter.shape)
     table = bool(shape) and shape[0] > 1 and found.get("seen") == shape[:1]
-    sizes = [max((found[f"{s}_basis"] or (1,))[-1], 2) if f"{s}_basis" in found else 1 for s in SIDES]
     optional = {field.name for field in FIELDS if field.is_optional}
-    shapes = shapes_of(shape, table, sizes)
+    shapes = shapes_of(shape, table, basis_sizes(found))
     return {name: shape for name, shape in shapes.items() if name in found or name not in optional}
 
 
@@ -281,14 +286,3 @@ def has_memory(state: ParamState) -> bool:
     memory, seen = local_of(state["memory"].detach()), state["seen"].detach().to(state["memory"].device)
     untouched = (seen == 0).view(-1, *[1] * (memory.dim() - 1)) if seen.numel() > 1 else memory < memory
     return bool(((memory >= 1) | untouched).all())
-
-
-def is_basis(q: Tensor, cov: Tensor) -> bool:
-    """Return whether QᵀQ = 1 and no covariance is larger than the largest variance."""
-    q, cov = (each.detach().to(sum_dtype(each.device)) for each in (q, cov))
-    off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-    variances = cov.diagonal(dim1=-2, dim2=-1)
-    largest = variances.amax(-1) * (1 + BASIS_TOLERANCE)
-    return bool(
-        off.abs().max() <= BASIS_TOLERANCE and variances.min() >= 0 and (cov.abs().amax((-2, -1)) <= largest).all()
-    )

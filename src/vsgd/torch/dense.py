@@ -33,10 +33,8 @@ from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Scratch, Workspa
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
-from vsgd.torch.state import SIDES, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
+from vsgd.torch.state import BASIS_FIELDS, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
 from vsgd.torch.update import Rule, check, is_starting, learn_and_move
-
-SIDE_FIELDS = tuple(f"{side}_{part}" for side in SIDES for part in ("basis", "cov"))
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -101,7 +99,7 @@ class DenseBlock:
             shards=shards_of(self.parameters),
             workspace=Workspace(scratch),
         )
-        sides = [{k: states[p][k].to(first.device, dtype) for k in SIDE_FIELDS if k in states[p]} for p in parameters]
+        sides = [{k: states[p][k].to(first.device, dtype) for k in BASIS_FIELDS if k in states[p]} for p in parameters]
         self._stacks = stack_bases([matrix_shape(p.shape) for p in parameters], [basis_of(each) for each in sides])
         alone = [stack.of_one(k) for stack in self._stacks for k in range(stack.shape[0])]
         self._rotations: dict[Any, list[Product]] = {}
@@ -116,7 +114,7 @@ class DenseBlock:
             states[parameter].clear()
             states[parameter].update({name: like(parameter, views[name][k]) for name in kept})
             if k < len(self._bases):
-                fields = zip(SIDE_FIELDS, self._bases[k], strict=True)
+                fields = zip(BASIS_FIELDS, self._bases[k], strict=True)
                 states[parameter].update({name: part for name, part in fields if part is not None})
             numbers = {"seen": self.coordinates.seen, "steps": self._steps}
             states[parameter].update({name: values[k : k + 1] for name, values in numbers.items()})

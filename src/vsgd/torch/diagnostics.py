@@ -17,7 +17,7 @@ from vsgd.torch.coordinates import Coordinates, spread
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
-from vsgd.torch.state import SUMS, ParamState, is_table
+from vsgd.torch.state import ParamState, is_table, placed
 from vsgd.torch.update import learning_rates, rule_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def tensor_info(
 ) -> tuple[TensorInfo, tuple[float, float, float]]:
     """Return the values of a tensor, and Σσ², Σḡ² and Σv̄ over its coordinates."""
     config, scales = group["algorithm"], rates_of(group)
-    state = placed_like(parameter, state)
+    state = placed(state, parameter.device)
     block = learning_coordinates(parameter, state, group)
     mean, memory = block.state(block.seen)[:2]
     rates = learning_rates(block, group["samples"], rule_of(engine_for(parameter.device), config), scales.horizon)
@@ -188,20 +188,6 @@ def tensor_info(
         effective_parameters=float((curv / (curv + spread(strength, block) + (curv == 0))).sum()),
     )
     return info, (float(sigma_sq.sum()), float(signal.sum()), float(mean.grad_sq.sum()))
-
-
-def placed_like(parameter: Tensor, state: ParamState) -> ParamState:
-    """Return the state on the device of its parameter, and the counts of a dense one on the CPU.
-
-    A loaded state and that of a model that was moved are on another device until the next step. Counts and totals may
-    have a precision that the device of the parameter does not have.
-    """
-    sums, counts_device = sum_dtype(parameter.device), parameter.device if is_table(state) else torch.device("cpu")
-    result = {}
-    for name, value in state.items():
-        dtype = sums if name in SUMS else value.dtype
-        result[name] = value.to(counts_device if name in ("seen", "steps") else parameter.device, dtype)
-    return result
 
 
 def decay_strengths(parameter: Tensor, state: ParamState, block: Coordinates, group: dict[str, Any]) -> Tensor:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vsgd.algorithms.strategy import MIN_PROBE, UNLIMITED, Config, Totals, strategy_of
+from vsgd.eigenbasis import columns, halves, is_full
 from vsgd.torch.coordinates import precision
-from vsgd.torch.devices import sum_dtype
+from vsgd.torch.devices import CPU, sum_dtype
 from vsgd.torch.distributed.shards import like, local_of
 
 ParamState = dict[str, Tensor]
 
-FORMAT = 3
+FORMAT = 4
 """Version of the layout of `state_dict`. Version 0.2 of this package wrote no number."""
 
 SIDES = ("left", "right")
@@ -49,18 +50,24 @@ FIELDS = (
     Field("seen", 0.0, "count", "samples so far, of a table for each row"),
     Field("steps", 0.0, "count", "steps with a gradient"),
     Field("totals", -INF, "sum", "`Totals` of the tensor"),
-    Field("left_basis", -INF, "sum", "Q_L, blocks of the eigenbasis"),
-    Field("left_cov", -INF, "square", "L, covariance of the rows of the gradient"),
-    Field("right_basis", -INF, "sum", "Q_R"),
-    Field("right_cov", -INF, "square", "R, covariance of the columns"),
+    Field("left_basis", -INF, "sum", "Q_L, or V and N of 1 − N Vᵀ"),
+    Field("left_cov", -INF, "square", "L, covariance of the rows of the gradient, or L U"),
+    Field("right_basis", -INF, "sum", "Q_R, or V and N"),
+    Field("right_cov", -INF, "square", "R, covariance of the columns, or R U"),
 )
 """All fields. Coordinates are those of the basis for statistics, and the parameter's own for iterates and averages."""
 
 STATISTICS = tuple(field.name for field in FIELDS[:5])
 """The fields of an algorithm's own state, in the order of `Coordinates.statistics`."""
 
+BASIS_FIELDS = tuple(field.name for field in FIELDS[-4:])
+"""The fields of `vsgd.eigenbasis.Basis`, in its order."""
+
 SUMS = ("seen", "steps", "totals")
 """Counts and sums over many coordinates, whose precision does not depend on that of the parameter."""
+
+BASIS_TOLERANCE = 0.05
+"""Maximum deviation of QᵀQ from the identity. It is largest for a basis that was saved in half precision."""
 
 
 def upper_bounds(largest: float, size: int) -> dict[str, float]:
@@ -80,22 +87,34 @@ def matrix_shape(shape: Shape) -> tuple[int, int]:
     return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (math.prod(shape), 1)
 
 
-def shapes_of(shape: Shape, table: bool, blocks: Sequence[int]) -> dict[str, Shape]:
+def shapes_of(shape: Shape, table: bool, sizes: Sequence[int]) -> dict[str, Shape]:
     """Return the shapes of all fields of a parameter.
 
     Args:
         shape: shape of the parameter.
         table: whether its rows have counts of their own.
-        blocks: block sizes of the basis on both sides; 1 leaves a side as it is.
+        sizes: sizes of the basis on both sides; 1 leaves a side as it is.
     """
     shapes = dict.fromkeys((*STATISTICS, "iterate", "average"), shape)
     if table:
         return {**shapes, "seen": shape[:1]}
     shapes |= {"seen": (1,), "steps": (1,), "totals": (len(Totals._fields),)}
-    for side, length, size in zip(SIDES, matrix_shape(shape), blocks, strict=True):
+    for side, width, size in zip(SIDES, matrix_shape(shape), sizes, strict=True):
         if size > 1:
-            shapes |= dict.fromkeys((f"{side}_basis", f"{side}_cov"), (length // size, size, size))
+            shapes |= {f"{side}_basis": (width, columns(width, size)), f"{side}_cov": (width, size)}
     return shapes
+
+
+def basis_sizes(shapes: Mapping[str, Shape | None]) -> list[int]:
+    """Return the sizes of the basis on both sides, from the shapes of its fields; 1 for a side without one.
+
+    A side with a basis has at least 2, so that `shapes_of` includes it even if its shape is impossible.
+    """
+    sizes = []
+    for side in SIDES:
+        width, count = ((1, 1) + (shapes.get(f"{side}_basis") or ()))[-2:]
+        sizes.append(max(count if count == width else count // 2, 2) if f"{side}_basis" in shapes else 1)
+    return sizes
 
 
 def coarse_fields(dtype: torch.dtype, config: Config, compact: bool) -> frozenset[str]:
@@ -105,29 +124,46 @@ def coarse_fields(dtype: torch.dtype, config: Config, compact: bool) -> frozense
     return frozenset(STATISTICS if compact else ("curv", "curv_sq"))
 
 
-def new_state(
-    parameter: Tensor, config: Config, table: bool, compact: bool, blocks: tuple[int, int] = (1, 1)
-) -> ParamState:
-    """Return the state of a parameter before its first sample; `blocks` are the block sizes of its basis.
+def storage_of(name: str, table: bool, device: torch.device, dtype: torch.dtype) -> tuple[torch.device, torch.dtype]:
+    """Return the device and the precision of a field of a parameter on `device`, whose own precision is `dtype`.
 
-    Counts of dense parameters are on the CPU, where reading them needs no synchronization. Rows of a table are never
-    compact.
+    Counts of dense parameters are on the CPU, where reading them needs no synchronization.
     """
-    shapes, part, state = shapes_of(tuple(parameter.shape), table, blocks), local_of(parameter), {}
+    is_on_cpu = name in ("seen", "steps") and not table
+    return CPU if is_on_cpu else device, sum_dtype(device) if name in SUMS else dtype
+
+
+def placed(state: ParamState, device: torch.device) -> ParamState:
+    """Return the state of a parameter on `device`.
+
+    A loaded state and that of a model that was moved are on another device until the next step. Counts and totals may
+    have a precision that the device of the parameter does not have.
+    """
+    table = is_table(state)
+    return {name: value.to(*storage_of(name, table, device, value.dtype)) for name, value in state.items()}
+
+
+def new_state(
+    parameter: Tensor, config: Config, table: bool, compact: bool, sizes: tuple[int, int] = (1, 1)
+) -> ParamState:
+    """Return the state of a parameter before its first sample; `sizes` are those of its basis.
+
+    Rows of a table are never compact.
+    """
+    shapes, part, state = shapes_of(tuple(parameter.shape), table, sizes), local_of(parameter), {}
     coarse = coarse_fields(parameter.dtype, config, compact and not table)
     for field in FIELDS:
         name = field.name
         if name not in shapes or field.is_optional:
             continue
         own = torch.bfloat16 if name in coarse else precision(parameter.dtype)
-        dtype = sum_dtype(parameter.device) if name in SUMS else own
+        device, dtype = storage_of(name, table, part.device, own)
         if name in STATISTICS:
             state[name] = like(parameter, torch.zeros_like(part, dtype=dtype))
         else:
-            on_cpu = name in ("seen", "steps") and not table
-            state[name] = torch.zeros(shapes[name], dtype=dtype, device="cpu" if on_cpu else part.device)
+            state[name] = torch.zeros(shapes[name], dtype=dtype, device=device)
     for side in SIDES:
-        if f"{side}_basis" in state:
+        if f"{side}_basis" in state and is_full(state[f"{side}_basis"]):  # 1 − N Vᵀ is the identity if both are zero
             state[f"{side}_basis"] += torch.eye(state[f"{side}_basis"].shape[-1], device=part.device)
     if not table:  # rows of a table get it when they are first touched: a large table is not written
         local_of(state["memory"]).fill_(config.memory)
@@ -144,6 +180,36 @@ def is_decoupled(parameter: Tensor, state: ParamState, config: Config) -> bool:
     if not strategy_of(config).rotates(config):
         return False
     return is_table(state) or min(matrix_shape(parameter.shape)) == 1 or any(f"{s}_basis" in state for s in SIDES)
+
+
+def basis_faults(state: ParamState) -> Iterator[tuple[str, str]]:
+    """Yield the bases that no training can have left, and why: QᵀQ ≠ 1, or a covariance above the largest variance."""
+    for side in SIDES:
+        if f"{side}_basis" not in state:
+            continue
+        parts = state[f"{side}_basis"], state[f"{side}_cov"]
+        q, cov = (each.detach().to(sum_dtype(each.device)) for each in parts)
+        if not is_orthogonal(q) or (is_full(q) and not is_covariance(cov)):
+            yield f"{side}_basis", f"is not orthogonal, or '{side}_cov' is no covariance"
+
+
+def is_orthogonal(q: Tensor) -> bool:
+    """Return whether QᵀQ = 1, up to the rounding of half precision."""
+    if is_full(q):
+        off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        return bool(off.abs().max() <= BASIS_TOLERANCE)
+    # QᵀQ − 1 = Z K Zᵀ with Z = (V N); its norm needs no matrix of width × width
+    v, n = halves(q)
+    one = torch.eye(v.shape[-1], dtype=q.dtype, device=q.device)
+    k = torch.cat([torch.cat([n.mT @ n, -one], 1), torch.cat([-one, 0 * one], 1)])
+    product = k @ (q.mT @ q)
+    return bool((product * product.mT).sum().abs().sqrt() <= BASIS_TOLERANCE * len(product))
+
+
+def is_covariance(cov: Tensor) -> bool:
+    """Return whether no covariance is larger than the largest variance."""
+    variances = cov.diagonal()
+    return bool(variances.min() >= 0 and cov.abs().max() <= variances.max() * (1 + BASIS_TOLERANCE))
 
 
 def is_blank(state: ParamState) -> bool:

@@ -24,8 +24,9 @@ GRIDS = (
 SETTLED = (
     "The constants of vSGD's default were chosen in trials on some of the small and large networks, by held-out losses "
     "of the first seeds. Momentum and weight decay were also chosen on six unseen networks (adding, waves, diabetes, "
-    "mixer, encoder, depthwise) and six problems of science (all but the rod). `docs/laboratory.md` lists trials. The "
-    "opponents' defaults were chosen elsewhere."
+    "mixer, encoder, depthwise) and six problems of science (all but the rod). The leading directions of wide layers "
+    "were compared with blocks on all suites. `docs/laboratory.md` lists trials. The opponents' defaults were chosen "
+    "elsewhere."
 )
 PROTOCOL = (
     "For each seed, all optimizers have the same initial weights and the same minibatches in the same order.",

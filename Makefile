@@ -6,7 +6,7 @@ DEVICE_TESTS := -m "not slow"
 RUNS := benchmarks/results
 COMPARE = $(BIN)/vsgd compare $(STORED) --out $(RUNS)
 LARGE_SEEDS := 3
-SCIENCE_SEEDS := 1
+SCIENCE_SEEDS := 3
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help

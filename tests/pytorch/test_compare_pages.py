@@ -389,7 +389,7 @@ def test_bad_input_is_one_clear_line(arguments, words, tmp_path, capsys):
         ("networks", "small", ["--rates", "small/rates.json"]),
         ("large", "large", ["--suite", "large", "--seeds", "3", "--rates", "large/rates.json"]),
         ("unseen", "unseen", ["--suite", "unseen", "--rates", "unseen/rates.json"]),
-        ("science", "science", ["--suite", "science", "--seeds", "1"]),
+        ("science", "science", ["--suite", "science", "--seeds", "3"]),
         ("ablations", "ablations", ["--ablations", "--seeds", "2"]),
         ("stress", "stress", ["--stress", "--seeds", "1"]),
     ],

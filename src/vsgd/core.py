@@ -96,16 +96,20 @@ def signal_fraction(signal: Values, noise: Values) -> Values:
 
 
 def is_outlier(mean: Moments, batch: Moments, sigmas: float, variance_floor: float) -> Mask:
-    """Return whether the gradient or curvature of a minibatch is an outlier (section 5.3).
+    """Return whether the gradient or curvature of a minibatch is an outlier (section 5.3); see `is_far`."""
+    return is_far(batch.grad, mean.grad, mean.grad_sq, sigmas, variance_floor) | is_far(
+        batch.curv, mean.curv, mean.curv_sq, sigmas, variance_floor
+    )
 
-    An outlier is more than `sigmas` standard deviations from the moving average. A variance below `variance_floor`
-    times the mean square is treated as rounding error. Squares are compared, so that no square root is needed.
+
+def is_far(value: Values, mean: Values, mean_sq: Values, sigmas: float, variance_floor: float) -> Mask:
+    """Return whether a value is more than `sigmas` standard deviations from the moving average.
+
+    A variance below `variance_floor` times the mean square is treated as rounding error. Squares are compared, so that
+    no square root is needed.
     """
-    grad_off = batch.grad - mean.grad
-    grad_var = variance(mean.grad, mean.grad_sq) + variance_floor * mean.grad_sq
-    curv_off = batch.curv - mean.curv
-    curv_var = variance(mean.curv, mean.curv_sq) + variance_floor * mean.curv_sq
-    return (grad_off * grad_off > sigmas * sigmas * grad_var) | (curv_off * curv_off > sigmas * sigmas * curv_var)
+    off = value - mean
+    return off * off > sigmas * sigmas * (variance(mean, mean_sq) + variance_floor * mean_sq)
 
 
 def square_root(x: Values) -> Values:
@@ -116,6 +120,11 @@ def square_root(x: Values) -> Values:
 def larger(a: Values, b: Values) -> Values:
     """Return the larger of two numbers."""
     return a + (b > a) * (b - a)
+
+
+def add_one(value: Values, condition: Mask) -> Values:
+    """Return `value` + 1 where the condition holds, and `value` elsewhere."""
+    return value + condition
 
 
 def select(condition: Mask, value: Values, otherwise: Values) -> Values:
@@ -159,8 +168,7 @@ def shorten_memory(memory: PerCoordinate, fraction: PerCoordinate, learning: Mas
 
 def memory_below_cap(memory: PerCoordinate, seen: PerCoordinate, min_cap: float) -> Mask:
     """Return whether τ ≤ max(min_cap, √seen). Squares are compared, so that no square root is needed."""
-    square = memory * memory
-    return (square <= min_cap * min_cap) | (square <= seen)
+    return memory * memory <= larger(min_cap * min_cap, seen)
 
 
 def curvature(grad: PerCoordinate, probed_grad: PerCoordinate, delta: PerCoordinate) -> PerCoordinate:

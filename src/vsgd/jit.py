@@ -99,13 +99,32 @@ def digest(function: Callable[..., Any]) -> str:
     return hashlib.sha256("\0".join(sorted(parts)).encode()).hexdigest()[:16]
 
 
+def compiled_clip(value: Any, limit: Any) -> Callable[..., Any]:
+    """Return `core.clip` as two choices, each of which is one instruction."""
+
+    def clip(value: Any, limit: Any) -> Any:
+        lowered = limit if limit < value else value
+        return lowered if lowered > -limit else -limit
+
+    return clip
+
+
+def compiled_add_one(value: Any, condition: Any) -> Callable[..., Any]:
+    """Return `core.add_one` as a choice. `value` is its numba type, which also converts the number 1."""
+    number = value
+
+    def add_one(value: Any, condition: Any) -> Any:
+        return value + number(1) if condition else value
+
+    return add_one
+
+
 COMPILED_AS: dict[Callable[..., Any], Callable[..., Any]] = {
     # a power would be taken in float64
     core.square_root: lambda x: lambda x: math.sqrt(x),
     # a choice between two numbers is one instruction, a product with 0 or 1 several
-    core.clip: lambda value, limit: (
-        lambda value, limit: limit if value > limit else (-limit if value < -limit else value)
-    ),
+    core.add_one: compiled_add_one,
+    core.clip: compiled_clip,
     core.larger: lambda a, b: lambda a, b: b if b > a else a,
 }
 """Functions that compiled code computes in another way, for numba's `overload`."""

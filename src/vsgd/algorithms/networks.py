@@ -36,10 +36,11 @@ from vsgd.core import (
     PerTensor,
     Scalar,
     Values,
+    add_one,
     bootstrap_weight,
     clip,
     ema,
-    is_outlier,
+    is_far,
     larger,
     memory_below_cap,
     shorten_memory,
@@ -308,22 +309,44 @@ def inflate_second_moments(mean: Moments, ended: Mask, config: Networks) -> Mome
 
 
 def learn(
-    state: CoreState, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext, decoupled: bool
+    state: CoreState,
+    batch: Moments,
+    count: PerCoordinate,
+    config: Networks,
+    tensor: TensorContext,
+    decoupled: bool,
+    measured: bool = True,
 ) -> tuple[CoreState, Info]:
-    """Return the statistics after a minibatch, and the rates computed from them. A `count` of 0 changes nothing."""
+    """Return the statistics after a minibatch, and the rates computed from them.
+
+    Args:
+        state: the statistics so far.
+        batch: moments of the minibatch.
+        count: number of its samples; 0 changes nothing.
+        config: the constants.
+        tensor: what the coordinates of the tensor share.
+        decoupled: whether the covariance of the gradient is nearly diagonal in these coordinates.
+        measured: whether the minibatch has curvatures. Otherwise those of `batch` are the moving averages, which stay.
+    """
     learning = (count > 0) & (state.seen >= config.bootstrap)
-    outlier = learning & is_outlier(state.mean, batch, config.outlier_sigmas, config.variance_floor)
+    before, limits = state.mean, (config.outlier_sigmas, config.variance_floor)
+    outlier = learning & is_far(batch.grad, before.grad, before.grad_sq, *limits)
+    if measured:
+        outlier = outlier | (learning & is_far(batch.curv, before.curv, before.curv_sq, *limits))
     seen = state.seen + count
-    memory = state.memory + (outlier & memory_below_cap(state.memory + outlier, seen, config.min_memory_cap))
+    grows = outlier & memory_below_cap(add_one(state.memory, outlier), seen, config.min_memory_cap)
+    memory = add_one(state.memory, grows)
     inverse_memory = (count >= 0) / memory
     weight = learning * inverse_memory + bootstrap_weight(state.seen, count, config.bootstrap)
-    mean = update_moments(state.mean, batch, weight)
+    mean = update_moments(before, batch, weight)
+    if not measured:
+        mean = Moments(mean.grad, mean.grad_sq, before.curv, before.curv_sq)
     mean = inflate_second_moments(mean, (state.seen < config.bootstrap) & (seen >= config.bootstrap), config)
     fraction = signal_fraction(mean.grad * mean.grad, noise(mean, config))
     eta = learning * rate_from(fraction, inverse_memory, mean, count + (count == 0), config, tensor, decoupled)
     memory = shorten_memory(memory, fraction, learning)
-    memory = memory + (learning & memory_below_cap(memory + learning, seen, config.min_memory_cap))
-    return CoreState(mean, memory, seen), Info(rate=eta, outlier=outlier)
+    grows = learning & memory_below_cap(add_one(memory, learning), seen, config.min_memory_cap)
+    return CoreState(mean, add_one(memory, grows), seen), Info(rate=eta, outlier=outlier)
 
 
 def averaging_weight(seen: Values, window: Values, config: Networks = NETWORKS) -> Values:

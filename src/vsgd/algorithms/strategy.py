@@ -108,7 +108,10 @@ class Rates(NamedTuple):
 
 
 Learn = Callable[..., tuple[State, Info]]
-"""(state, batch, count, config, tensor) → new statistics, rates and outliers. Steps follow by `limited_step`."""
+"""(state, batch, count, config, tensor, measured) → new statistics, rates and outliers. Steps follow by `limited_step`.
+
+`measured` is whether the minibatch has curvatures; see `networks.learn`.
+"""
 
 limited_step = networks.limited_step
 
@@ -163,15 +166,15 @@ class Strategy(NamedTuple):
 
 
 def learn_decoupled(
-    state: State, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext
+    state: State, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext, measured: bool = True
 ) -> tuple[State, Info]:
-    return networks.learn(state, batch, count, config, tensor, True)
+    return networks.learn(state, batch, count, config, tensor, True, measured)
 
 
 def learn_coupled(
-    state: State, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext
+    state: State, batch: Moments, count: PerCoordinate, config: Networks, tensor: TensorContext, measured: bool = True
 ) -> tuple[State, Info]:
-    return networks.learn(state, unsigned(batch), count, config, tensor, False)
+    return networks.learn(state, unsigned(batch), count, config, tensor, False, measured)
 
 
 def unsigned(batch: Moments) -> Moments:
@@ -259,8 +262,9 @@ NETWORK_STRATEGY = Strategy(
 
 
 def learn_paper(
-    state: State, batch: Moments, count: PerCoordinate, config: Paper, tensor: TensorContext
+    state: State, batch: Moments, count: PerCoordinate, config: Paper, tensor: TensorContext, measured: bool = True
 ) -> tuple[State, Info]:
+    """Return the result of `paper.learn`. The published algorithm measures curvatures in every step."""
     return paper.learn(state, unsigned(batch), count, config)
 
 

@@ -246,7 +246,7 @@ def make_learn_loop(
                     diff = b_diff[i] if several else b_diff[i] - g
                     h, h_sq = measured_curvature(mean, diff, b_diff_sq[i] if several else diff * diff, de[i])
                 moments = Moments(g, b_grad_sq[i] if several else g * g, h, h_sq)
-                state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor)
+                state, info = learn(State(mean, load(me[i]), seen), moments, count, config, tensor, writes_curvature)
                 step = limited_step(lr * info.rate, b_direction[i] if several else g, mean.grad_sq, tensor)
                 gr[i] = store(state.mean.grad)
                 gr_sq[i] = store(state.mean.grad_sq)

@@ -71,7 +71,7 @@ def learn(block, kind, engine=NumbaEngine, config=NETWORKS, rates=None, moves=Fa
     batch, delta = batch_of(kind, block), offset_of(kind, block)
     given = Inputs(batch, delta, rates or Rates(1.0, 1.0), **{"weight": 0.0, **inputs})
     starts = update.is_starting(block, batch, config)
-    found = engine().learn(block, given, strategy_of(config), config, moves, starts)
+    found = engine().learn(block, given, config, moves, starts)
     block.seen.add_(batch.counts)
     return found
 
@@ -134,7 +134,7 @@ def test_moving(engine):
     momentum = momentum_weight(block.total_columns().momentum, weight, 1.0)
     assert momentum[:2].all()
     inputs = Inputs(BatchMoments(grad, grad, torch.ones(3)), None, Rates(1.0, 1.0), weight)
-    products = engine().move(block, inputs, steps, decay, strategy_of(NETWORKS), NETWORKS)
+    products = engine().move(block, inputs, steps, decay, NETWORKS)
     along = torch.stack([part.sum() for part in (grad * (theta - average)).split(LENGTHS)])
     torch.testing.assert_close(torch.as_tensor(products), along)
     expected = (theta - steps + spread(momentum, block) * (theta - average)) / (1 + spread(decay, block))
@@ -156,7 +156,7 @@ def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
     one = learn(apart, kind, rates=rates, weight=weight)
     penalty = update.curvature_penalty(apart, update.identity) if delta is not None else 0.0
     inputs = Inputs(batch, delta, rates, weight)
-    products = rule.engine.move(apart, inputs, one.steps, one.decay, rule.strategy, rule.config)
+    products = rule.engine.move(apart, inputs, one.steps, one.decay, rule.config)
     torch.testing.assert_close(together[:-2], apart[:-2])
     np.testing.assert_allclose(at_once.products, products, rtol=1e-6)
     np.testing.assert_allclose(at_once.penalty.sum(), penalty, rtol=1e-6)
@@ -176,7 +176,7 @@ def test_threads_change_nothing(kind, monkeypatch):
 
 
 def probed(engine, block, batch, seeds, config=NETWORKS):
-    return engine().probe(block, batch, seeds, strategy_of(config), config)
+    return engine().probe(block, batch, seeds, config)
 
 
 @blocks

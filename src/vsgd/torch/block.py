@@ -12,7 +12,7 @@ from vsgd.algorithms.strategy import Config, Rates, strategy_of
 from vsgd.eigenbasis import Basis
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates
 from vsgd.torch.moments import Sampling
-from vsgd.torch.update import Rule
+from vsgd.torch.update import Report, Rule
 
 Group = dict[str, Any]
 """A parameter group of the optimizer."""
@@ -28,17 +28,6 @@ class Update(NamedTuple):
     """Offset at which the second gradient is taken."""
     rows: Tensor | None = None
     """Touched rows of a table; None for dense tensors."""
-
-
-class Report(NamedTuple):
-    """What a step has done to one block."""
-
-    products: Any
-    """∇·(θ − θ̄) before the step."""
-    penalty: Any
-    """½ (θ−θ̄)ᵀ|H|(θ−θ̄) before the step; None if it was not measured."""
-    outliers: dict[Tensor, Any]
-    """Number of outliers of each parameter."""
 
 
 class Block(Protocol):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vsgd.algorithms.strategy import ROUNDING, strategy_of
 from vsgd.torch import basis
-from vsgd.torch.block import Block, Group, Report, Update
+from vsgd.torch.block import Block, Group, Update
 from vsgd.torch.checkpoint import fault_of
 from vsgd.torch.coordinates import Coordinates, Engine, Scratch, lengths_of, precision
 from vsgd.torch.dense import DenseBlock
@@ -36,15 +36,6 @@ CPU_ENGINE, DEVICE_ENGINE = NumbaEngine(), TorchEngine()
 def engine_for(device: torch.device) -> Engine:
     """Return the engine for tensors on a device."""
     return CPU_ENGINE if device.type == "cpu" else DEVICE_ENGINE
-
-
-class BatchChecks(NamedTuple):
-    """What the numbers of a step say before anything is learned from them."""
-
-    usable: bool
-    """Whether every number is finite and can be squared."""
-    long: bool
-    """Whether a gradient is unusually long."""
 
 
 class Blocks:
@@ -167,15 +158,20 @@ class Blocks:
             columns.scale.copy_(scale)
 
 
-def check_numbers(updates: list[Update], losses: list[Tensor], pending: list[Any]) -> tuple[BatchChecks, list[float]]:
-    """Return the checks of a step, and the `pending` numbers as floats. This waits for the device."""
+def check_numbers(updates: list[Update], losses: list[Tensor], pending: list[Any]) -> tuple[bool, bool, list[float]]:
+    """Check the numbers of a step before anything is learned from them. This waits for the device.
+
+    Returns:
+        Whether every number is finite and can be squared, whether a gradient is unusually long, and the `pending`
+        numbers as floats.
+    """
     checks = [update.block.check(update) for update in updates]
     known = read_numbers([*itertools.chain.from_iterable(checks), *losses, *pending])
     usable, norms, long = (known[start : 3 * len(checks) : 3] for start in range(3))
     # the norm of a gradient that is rounding, as that of a bias before BatchNorm, varies without a reason
     is_long = max(long, default=0) > ROUNDING**2 * max(norms, default=0)
     values, read = known[3 * len(checks) :][: len(losses)], known[3 * len(checks) + len(losses) :]
-    return BatchChecks(all(usable) and all(map(math.isfinite, values)), is_long), read
+    return all(usable) and all(map(math.isfinite, values)), is_long, read
 
 
 def probe_is_due(updates: list[Update], long: bool = False) -> bool:
@@ -200,11 +196,6 @@ def noise_of(updates: list[Update]) -> StepNoise | None:
         return None
     sums = torch.stack([torch.stack([squares.sum(), grad.square().sum()]) for squares, grad in several]).sum(0)
     return of_samples(sums[0], sums[1], count)
-
-
-def apply_all(updates: list[Update]) -> list[tuple[Group, Report]]:
-    """Take the step in each block."""
-    return [(update.block.group, update.block.apply(update)) for update in updates]
 
 
 # --- building blocks ----------------------------------------------------------------------------------------------

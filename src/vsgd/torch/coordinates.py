@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import Config, Rates, Strategy, Totals
+from vsgd.algorithms.strategy import Config, Rates, Totals
 from vsgd.core import Moments, State
 from vsgd.torch.distributed.shards import Shards
 
@@ -196,33 +196,24 @@ class Engine(Protocol):
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         """Return Σ values² per segment, over all processes."""
 
-    def check(
-        self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, strategy: Strategy, config: Config
-    ) -> Checks:
+    def check(self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, config: Config) -> Checks:
         """Return whether squared norms of gradients are below a limit, the largest, and the largest unusual one."""
 
-    def probe(
-        self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
-    ) -> Tensor:
+    def probe(self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, config: Config) -> Tensor:
         """Return the offset δ of every coordinate. Without `seeds` signs are opposite to those of the gradient."""
 
-    def learn(
-        self, coordinates: Coordinates, inputs: Inputs, strategy: Strategy, config: Config, moves: bool, starts: bool
-    ) -> Learned:
+    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool, starts: bool) -> Learned:
         """Update the statistics and totals. Return the steps to take.
 
         Args:
             coordinates: of the block; they change in place.
             inputs: of the update.
-            strategy: how the algorithm runs on whole tensors.
             config: constants of the algorithm.
             moves: whether coordinates also `move`; see `moves_at_once`.
             starts: whether averages may just be started. Otherwise curvatures only change after a probe.
         """
 
-    def move(
-        self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, strategy: Strategy, config: Config
-    ) -> Any:
+    def move(self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, config: Config) -> Any:
         """Let θ ← (θ − step + momentum (θ − θ̄)) / (1 + decay), and the average and the momentum follow.
 
         Return ∇·(θ − θ̄) per segment, as it was before. Steps are in the parameters' own coordinates.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -28,13 +29,13 @@ from vsgd.torch.basis import (
     stack_key,
     update_covariances,
 )
-from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
+from vsgd.torch.block import Group, Update, estimates_decay, rates_of, signature
 from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Scratch, Workspace, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
 from vsgd.torch.state import BASIS_FIELDS, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
-from vsgd.torch.update import Rule, check, is_starting, learn_and_move
+from vsgd.torch.update import Report, Rule, check, is_starting, learn_and_move
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -104,7 +105,7 @@ class DenseBlock:
         alone = [stack.of_one(k) for stack in self._stacks for k in range(stack.shape[0])]
         self._rotations: dict[Any, list[Product]] = {}
         """Products by the parameters, the addresses of values and results, and the direction."""
-        self._bases = [Basis(*map(one_of, stack.basis)) for stack in alone]
+        self._bases = [Basis(*(None if part is None else part[0] for part in stack.basis)) for stack in alone]
         self._weights = self._views(self._evaluated())
         self._iterates = self._views(self.coordinates.theta)
         # what the parameter itself holds, exactly, needs no place in a checkpoint
@@ -242,7 +243,7 @@ class DenseBlock:
     def probe(self, update: Update, indices: dict[Tensor, int]) -> Update:
         """Let the parameters hold θ + δ. Outside an eigenbasis δ is what came out in their precision."""
         seeds = [probe_seed(self.group["steps"], indices[p]) for p in self.parameters]
-        delta = self.rule.engine.probe(self.coordinates, update.batch, seeds, self.rule.strategy, self.rule.config)
+        delta = self.rule.engine.probe(self.coordinates, update.batch, seeds, self.rule.config)
         # a tensor without a gradient stays where it is
         has_grad = (update.batch.counts > 0).tolist()
         own = list(compress(zip(self._own(), self._iterates, strict=True), has_grad))
@@ -259,24 +260,17 @@ class DenseBlock:
         batch, group = update.batch, self.group
         seen, counts = engine.numbers(self.coordinates.seen), engine.numbers(batch.counts)
         weight = strategy.averaging_weight(seen, group["averaging"][0], config) * (counts > 0)
-        rotation = (self._into_buffer, self._back_to_buffer) if self._stacks else None
+        rotation = (partial(self.into, name="rotated"), partial(self.back, name="back")) if self._stacks else None
         # biases and scales of normalization layers, which are vectors, do not decay
         samples = self._is_matrix * counts * group["steps_per_epoch"] if estimates_decay(group) else None
         rates = rates_of(group)
         if not self._has_momentum:
             rates = rates._replace(momentum_obstacle=math.inf)
         inputs = Inputs(batch, update.delta, rates, weight, samples)
-        moved = learn_and_move(self.coordinates, inputs, self.rule, rotation)
+        report = learn_and_move(self.coordinates, inputs, self.rule, rotation)
         self._update_bases(batch.plain_grad, batch.counts)
         group["samples"] = max(batch.counts.tolist()) or group["samples"]
-        outliers = dict(zip(self.parameters, moved.outliers, strict=True))
-        return Report(moved.products, moved.penalty, outliers)
-
-    def _into_buffer(self, flat: Tensor) -> Tensor:
-        return self.into(flat, "rotated")
-
-    def _back_to_buffer(self, flat: Tensor) -> Tensor:
-        return self.back(flat, "back")
+        return report._replace(outliers=dict(zip(self.parameters, report.outliers, strict=True)))
 
     def _update_bases(self, plain_grad: Tensor, counts: Tensor) -> None:
         """Let the bases follow the gradient. ḡ is rotated with them; the other statistics stay."""
@@ -319,8 +313,3 @@ def in_stacking_order(parameters: Sequence[Tensor], states: dict[Tensor, ParamSt
         places.setdefault(key, []).append(parameter)
     others = places.pop(None, [])
     return [*(parameter for same in places.values() for parameter in same), *others]
-
-
-def one_of(part: Tensor | None) -> Tensor | None:
-    """Return the part of a basis of the only matrix of a stack."""
-    return None if part is None else part[0]

@@ -13,12 +13,12 @@ from torch import Tensor
 from vsgd.algorithms.strategy import Config, Totals
 from vsgd.eigenbasis import Basis, back
 from vsgd.torch.basis import basis_of
-from vsgd.torch.block import Group, Report, Update, estimates_decay, rates_of, signature
+from vsgd.torch.block import Group, Update, estimates_decay, rates_of, signature
 from vsgd.torch.coordinates import Checks, Coordinates, Inputs, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.moments import RowMoments, Sampling
 from vsgd.torch.state import STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
-from vsgd.torch.update import Rule, check, learn_and_move
+from vsgd.torch.update import Report, Rule, check, learn_and_move
 
 
 def as_table(state: ParamState, parameter: Tensor) -> ParamState:
@@ -167,7 +167,7 @@ class TableBlock:
         """Let the touched rows hold θ + δ, rounded to their precision."""
         assert update.rows is not None
         theta, engine = update.coordinates.theta, self.rule.engine
-        delta = engine.probe(update.coordinates, update.batch, None, self.rule.strategy, self.rule.config)
+        delta = engine.probe(update.coordinates, update.batch, None, self.rule.config)
         self._probed = update.rows, theta.clone()
         self._put(self.parameter, update.rows, theta + delta)
         probed = self.parameter.detach().index_select(0, update.rows).to(theta.dtype).reshape(-1)
@@ -183,9 +183,9 @@ class TableBlock:
         if estimates_decay(self.group):  # a row has as many samples as its share of the steps so far
             samples = seen * (self.group["steps_per_epoch"] / (self.group["steps"] + 1))
         inputs = Inputs(batch, update.delta, rates_of(self.group), weight, samples)
-        moved = learn_and_move(coordinates, inputs, self.rule, None)
+        outliers = learn_and_move(coordinates, inputs, self.rule, None).outliers.sum()
         self._store(rows, coordinates)
-        return Report(0.0, None, {self.parameter: moved.outliers.sum()})
+        return Report(products=0.0, penalty=None, outliers={self.parameter: outliers})
 
     def _store(self, rows: Tensor, coordinates: Coordinates) -> None:
         self._put(self.parameter, rows, coordinates.theta)

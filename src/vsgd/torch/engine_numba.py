@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import Config, Strategy, Sums
+from vsgd.algorithms.strategy import Config, Sums, strategy_of
 from vsgd.jit import cached_jit
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Inputs, Learned, are_equal
 from vsgd.torch.distributed.shards import summed
@@ -109,17 +109,16 @@ class NumbaEngine:
         plan = plan_of(coordinates)
         return run(cached_jit(norm_loop), coordinates, plan.pieces, np.empty((len(plan.pieces), 1)), values.numpy())[0]
 
-    def check(
-        self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, strategy: Strategy, config: Config
-    ) -> Checks:
+    def check(self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, config: Config) -> Checks:
         norms = self.squared_norms(grad, coordinates)
         found = np.empty(len(Checks._fields))
-        check_loop(strategy.is_long)(norms, plan_of(coordinates).totals, counts.numpy(), limit, config, found)
+        check_loop(strategy_of(config).is_long)(
+            norms, plan_of(coordinates).totals, counts.numpy(), limit, config, found
+        )
         return Checks(found[0] > 0, found[1], found[2])
 
-    def probe(
-        self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
-    ) -> Tensor:
+    def probe(self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, config: Config) -> Tensor:
+        strategy = strategy_of(config)
         plan, delta = plan_of(coordinates), coordinates.memory_for("delta")
         dtype = plan.theta.dtype
         offsets = (0,) * len(coordinates.lengths) if coordinates.shards is None else coordinates.shards.offsets
@@ -139,9 +138,7 @@ class NumbaEngine:
         )
         return delta
 
-    def learn(
-        self, coordinates: Coordinates, inputs: Inputs, strategy: Strategy, config: Config, moves: bool, starts: bool
-    ) -> Learned:
+    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool, starts: bool) -> Learned:
         batch, delta, rates, weight, samples = inputs
         plan, counts = plan_of(coordinates), batch.counts.numpy()
         dtype, nothing, segments = plan.theta.dtype, plan.nothing, plan.segments
@@ -161,7 +158,7 @@ class NumbaEngine:
             batch.grad if batch.direction is None else batch.direction,
         )
         sums = run(
-            learn_loop(strategy, coordinates.decoupled, plan.is_compact, flags),
+            learn_loop(strategy_of(config), coordinates.decoupled, plan.is_compact, flags),
             coordinates,
             pieces,
             plan.sums[: len(pieces)],
@@ -181,13 +178,11 @@ class NumbaEngine:
         )
         return Learned(steps, segments[DECAY], sums[OUTLIERS], sums[PRODUCTS], sums[PENALTY])
 
-    def move(
-        self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, strategy: Strategy, config: Config
-    ) -> Any:
+    def move(self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, config: Config) -> Any:
         plan = plan_of(coordinates)
         plan.segments[WEIGHT], plan.segments[DECAY] = inputs.weight, decay
         sums = run(
-            move_loop(strategy.momentum),
+            move_loop(strategy_of(config).momentum),
             coordinates,
             plan.pieces,
             np.zeros((len(plan.pieces), 1)),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vsgd.algorithms.networks import Momentum, TensorContext, add_momentum, momentum_weight, random_bit
-from vsgd.algorithms.strategy import Config, Strategy, Sums, decay_of, limited_step
+from vsgd.algorithms.strategy import Config, Sums, decay_of, limited_step, strategy_of
 from vsgd.core import Moments, descend, ema, measured_curvature
 from vsgd.torch.coordinates import (
     BatchMoments,
@@ -42,16 +42,13 @@ class TorchEngine:
     def squared_norms(self, values: Tensor, coordinates: Coordinates) -> Any:
         return sums_of(values.to(coordinates.totals.dtype).square(), coordinates)
 
-    def check(
-        self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, strategy: Strategy, config: Config
-    ) -> Checks:
+    def check(self, grad: Tensor, counts: Tensor, limit: float, coordinates: Coordinates, config: Config) -> Checks:
         norms, known = self.squared_norms(grad, coordinates), on_device(counts, coordinates)
-        long = strategy.is_long(norms, coordinates.total_columns(), known, config)
+        long = strategy_of(config).is_long(norms, coordinates.total_columns(), known, config)
         return Checks(norms.max() < limit, norms.max(), (norms * (long & (known > 0))).max())
 
-    def probe(
-        self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, strategy: Strategy, config: Config
-    ) -> Tensor:
+    def probe(self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, config: Config) -> Tensor:
+        strategy = strategy_of(config)
         size, positive = None, None
         if strategy.uses_signs:
             size = spread(strategy.probe_size(coordinates.total_columns().scale, config), coordinates)
@@ -60,9 +57,8 @@ class TorchEngine:
         delta: Tensor = strategy.probe(state, batch.grad, counts, size, positive, config)
         return delta
 
-    def learn(
-        self, coordinates: Coordinates, inputs: Inputs, strategy: Strategy, config: Config, moves: bool, starts: bool
-    ) -> Learned:
+    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool, starts: bool) -> Learned:
+        strategy = strategy_of(config)
         batch, delta, rates, _, samples = inputs
         columns, lengths = coordinates.total_columns(), lengths_of(coordinates)
         context = strategy.context(columns, lengths, config, rates.horizon)
@@ -97,9 +93,7 @@ class TorchEngine:
             decay = decay_of(columns, Sums(*sums), lengths, in_data, rates)
         return Learned(steps, decay, sums[4])
 
-    def move(
-        self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, strategy: Strategy, config: Config
-    ) -> Any:
+    def move(self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, config: Config) -> Any:
         theta, average, totals, rates = (
             coordinates.theta,
             coordinates.average,
@@ -116,9 +110,8 @@ class TorchEngine:
         theta.copy_(descend(theta, add_momentum(steps, theta, average, momentum), shrinkage))
         average.copy_(ema(average, theta, new_weight))
         before = Momentum(totals.momentum, totals.agreement)
-        for column, new in zip(
-            before, strategy.momentum(before, products, rates.momentum_obstacle, config), strict=True
-        ):
+        after = strategy_of(config).momentum(before, products, rates.momentum_obstacle, config)
+        for column, new in zip(before, after, strict=True):
             column.copy_(torch.where(weight > 0, new, column))
         return products
 

@@ -128,8 +128,16 @@ def check_loop(is_long: Callable[..., Any]) -> Callable[..., None]:
     return cached_jit(check_loop)
 
 
-def make_probe_loop(probe: Callable[..., Any], load: Callable[..., Any], is_random: bool) -> Callable[..., None]:
-    """Return the loop that computes offsets δ, with random signs or with those opposite to the gradient's."""
+@functools.cache
+def probe_loop(probe: Callable[..., Any], compact: bool, is_random: bool) -> Callable[..., None]:
+    """Return the compiled loop that computes offsets δ.
+
+    Args:
+        probe: of the algorithm.
+        compact: whether statistics are bfloat16.
+        is_random: whether signs are random. Otherwise they are opposite to those of the gradient.
+    """
+    load = widen if compact else identity
 
     def probe_loop(
         first: int,
@@ -162,32 +170,26 @@ def make_probe_loop(probe: Callable[..., Any], load: Callable[..., Any], is_rand
                 positive = random_bit(offset + i, seed) if is_random else np.int64(grad[i] < 0)
                 part[i] = probe(state, grad[i], count, size, positive, config)
 
-    return probe_loop
+    return cached_jit(probe_loop)
 
 
 @functools.cache
-def probe_loop(probe: Callable[..., Any], compact: bool, is_random: bool) -> Callable[..., None]:
-    """Return the compiled loop for a probe, the precision of the statistics (compact: bfloat16), and its signs."""
-    return cached_jit(make_probe_loop(probe, widen if compact else identity, is_random))
-
-
-def make_learn_loop(
-    learn: Callable[..., Any],
-    context: Callable[..., Any],
-    update_momentum: Callable[..., Any],
-    load: Callable[..., Any],
-    store: Callable[..., Any],
-    load_curv: Callable[..., Any],
-    store_curv: Callable[..., Any],
-    several: bool,
-    probed: bool,
-    writes_curvature: bool,
-    moves: bool,
+def learn_loop(
+    strategy: Strategy, decoupled: bool, is_compact: tuple[bool, bool], flags: tuple[bool, bool, bool, bool]
 ) -> Callable[..., None]:
-    """Return the loop that learns from a minibatch and, if it `moves`, descends and averages the iterates right away.
+    """Return the compiled loop that learns from a minibatch. All that is known beforehand is a constant of its code.
 
-    All that is known beforehand is a constant of its code.
+    Args:
+        strategy: of the algorithm.
+        decoupled: whether the covariance of the gradient is nearly diagonal.
+        is_compact: whether means of gradients, and of curvatures, are bfloat16.
+        flags: whether the minibatch has several samples, whether there was a second gradient, whether curvatures may
+            change, and whether the loop also descends and averages the iterates.
     """
+    several, probed, writes_curvature, moves = flags
+    learn, context, update_momentum = strategy.learn(decoupled), strategy.context, strategy.momentum
+    conversions = {True: (widen, narrow), False: (identity, identity)}
+    (load, store), (load_curv, store_curv) = (conversions[each] for each in is_compact)
 
     def learn_loop(
         first: int,
@@ -296,17 +298,7 @@ def make_learn_loop(
                         update_momentum, totals[segment], found[PRODUCTS, segment], rates.momentum_obstacle, constants
                     )
 
-    return learn_loop
-
-
-@functools.cache
-def learn_loop(
-    strategy: Strategy, decoupled: bool, is_compact: tuple[bool, bool], flags: tuple[bool, ...]
-) -> Callable[..., None]:
-    """Return the loop for an algorithm, the precision of its state (compact: bfloat16), and what a minibatch has."""
-    conversions = {True: (widen, narrow), False: (identity, identity)}
-    own = strategy.learn(decoupled), strategy.context, strategy.momentum
-    return cached_jit(make_learn_loop(*own, *conversions[is_compact[0]], *conversions[is_compact[1]], *flags))
+    return cached_jit(learn_loop)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from vsgd.algorithms.strategy import Config, strategy_of
 from vsgd.torch.averaging import PendingReports
 from vsgd.torch.batchnorm import BatchNormStatistics
 from vsgd.torch.block import Update
-from vsgd.torch.blocks import Blocks, apply_all, blank_state, check_numbers, noise_of, probe_is_due
+from vsgd.torch.blocks import Blocks, blank_state, check_numbers, noise_of, probe_is_due
 from vsgd.torch.checkpoint import checked
 from vsgd.torch.closures import LeftGradients, check_closures, check_loss
 from vsgd.torch.diagnostics import Diagnosis, diagnose
@@ -396,10 +396,9 @@ class VSGD(Optimizer):
             NotFinite: a number is not usable, in any process.
         """
         losses = [evaluation.loss for evaluation in (*run.first, *second)]
-        checks, pending = check_numbers(updates, losses, self._reports.numbers())
+        usable, long, pending = check_numbers(updates, losses, self._reports.numbers())
         self._reports.set_numbers(pending)
-        due = probe_is_due(updates, checks.long)
-        usable, probing = reduce_checks(run.processes, run.first, checks.usable, due)
+        usable, probing = reduce_checks(run.processes, run.first, usable, probe_is_due(updates, long))
         if not usable:
             run.give_up(self)
         return probing
@@ -415,7 +414,7 @@ class VSGD(Optimizer):
         objective = self._objective(run)
         self._reports.update_groups(self.param_groups, self._blocks)
         self._is_damaged = True  # until the step is complete
-        reports = apply_all(updates)
+        reports = [(update.block.group, update.block.apply(update)) for update in updates]
         self._reports.put(reports, objective)
         for _, report in reports:
             self._outliers.update(report.outliers)
@@ -489,11 +488,8 @@ class VSGD(Optimizer):
     def _open(self) -> None:
         """Let the parameters hold the iterates, after adopting weights that the user has set since the last step."""
         if not self._blocks.are_open:
-            self._adopt_changes()
+            self._agreement.add_changes(self._blocks.adopt_changes())
             self._blocks.open()
-
-    def _adopt_changes(self) -> None:
-        self._agreement.add_changes(self._blocks.adopt_changes())
 
     def _connect_processes(self, closures: int) -> Processes:
         """Return the other processes, with what must be equal in all of them in this step."""
@@ -505,7 +501,7 @@ class VSGD(Optimizer):
         if processes.size > 1:
             if rows is not None and rows.reweight:
                 raise RuntimeError("reweight compares rows of one process only; leave it out in distributed training")
-            self._adopt_changes()
+            self._agreement.add_changes(self._blocks.adopt_changes())
         settings = {
             "as_samples": self._distributed.as_samples,
             "reduce_dtype": self._distributed.reduce_dtype,

@@ -13,19 +13,20 @@ from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.strategy import Config, Strategy, Totals, gradient_limit, strategy_of
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Engine, Inputs, lengths_of, spread
 from vsgd.torch.distributed.shards import summed
+from vsgd.torch.loops import identity
 
 Rotation = Callable[[Tensor], Tensor]
 
 
-class Moved(NamedTuple):
-    """What an update reports of a block."""
+class Report(NamedTuple):
+    """What a step has done to one block."""
 
     products: Any
-    """∇·(θ − θ̄)."""
+    """∇·(θ − θ̄) before the step."""
     penalty: Any
-    """½ (θ−θ̄)ᵀ|H|(θ−θ̄); None if the curvature was not measured."""
+    """½ (θ−θ̄)ᵀ|H|(θ−θ̄) before the step; None if it was not measured."""
     outliers: Any
-    """Outliers per segment."""
+    """Number of outliers of each segment; that of each parameter in a dictionary, in the report of a block."""
 
 
 class Rule(NamedTuple):
@@ -42,9 +43,9 @@ def rule_of(engine: Engine, config: Config) -> Rule:
 
 def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule) -> Checks:
     """Return the checks of a minibatch."""
-    engine, strategy, config = rule
+    engine, _, config = rule
     limit = largest_square(coordinates.theta.dtype)
-    usable, longest, long = engine.check(batch.grad, batch.counts, limit, coordinates, strategy, config)
+    usable, longest, long = engine.check(batch.grad, batch.counts, limit, coordinates, config)
     if batch.probed_grad is not None:
         usable = usable & (engine.squared_norms(batch.probed_grad, coordinates).max() < limit)
     for part in (batch.grad_sq, batch.diff_sq):
@@ -84,7 +85,7 @@ def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: 
 
 def learn_and_move(
     coordinates: Coordinates, inputs: Inputs, rule: Rule, rotation: tuple[Rotation, Rotation] | None
-) -> Moved:
+) -> Report:
     """Learn from a minibatch in coordinates, and move in the parameters' own.
 
     Args:
@@ -93,7 +94,7 @@ def learn_and_move(
         rule: of the block.
         rotation: from the parameters' own coordinates to those of the block, and back; None if these are the same.
     """
-    engine, strategy, config = rule
+    engine, _, config = rule
     batch, delta = inputs.batch, inputs.delta
     if delta is not None:
         size = (engine.squared_norms(delta, coordinates) / engine.numbers(lengths_of(coordinates))) ** 0.5
@@ -102,18 +103,14 @@ def learn_and_move(
     starts = not coordinates.seen.is_cpu or is_starting(coordinates, batch, config)
     at_once = engine.moves_at_once(coordinates) and rotation is None and not inputs.decays
     at_once = at_once and bool(batch.counts.all())
-    learned = engine.learn(coordinates, inputs, strategy, config, at_once, starts)
+    learned = engine.learn(coordinates, inputs, config, at_once, starts)
     coordinates.seen.add_(batch.counts)
     if learned.steps is None:
-        return Moved(learned.products.sum(), None if delta is None else learned.penalty.sum(), learned.outliers)
+        return Report(learned.products.sum(), None if delta is None else learned.penalty.sum(), learned.outliers)
     into, back = (identity, identity) if rotation is None else rotation
     penalty = None if delta is None else curvature_penalty(coordinates, into)
-    products = engine.move(coordinates, inputs, back(learned.steps), learned.decay, strategy, config)
-    return Moved(products.sum(), penalty, learned.outliers)
-
-
-def identity(values: Tensor) -> Tensor:
-    return values
+    products = engine.move(coordinates, inputs, back(learned.steps), learned.decay, config)
+    return Report(products.sum(), penalty, learned.outliers)
 
 
 def curvature_penalty(coordinates: Coordinates, into: Rotation) -> Any:

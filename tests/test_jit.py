@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kernels import AT_ONCE, COMBINE, CORRECT, run, start, write_package
 
 import vsgd
-from vsgd import jit
+from vsgd import core, jit
 from vsgd.algorithms import columns, paper
 from vsgd_bench import baselines
 
@@ -322,3 +324,27 @@ for function in (tiny.positive, tiny.impossible):
         print(type(error).__name__)
 """
     assert run(package, tmp_path, code) == ("ValueError\nTypingError\n", "")
+
+
+def clipped(value, limit):
+    return core.clip(value, limit)
+
+
+def increased(value, condition):
+    return core.add_one(value, condition)
+
+
+@pytest.mark.parametrize("value", [-5.0, -1.0, 0.0, 0.5, 2.0, math.inf, -math.inf, math.nan])
+def test_compiled_clip_equals_the_plain_one_and_keeps_nan(value):
+    clip = jit.compiled(clipped)
+    for number in (np.float32, np.float64):
+        found, expected = clip(number(value), number(1.5)), min(max(value, -1.5), 1.5)
+        assert math.isnan(found) if math.isnan(value) else found == expected
+
+
+@pytest.mark.parametrize("condition", [False, True])
+def test_compiled_add_one_keeps_the_precision(condition):
+    add_one = jit.compiled(increased)
+    for number in (np.float32, np.float64):
+        assert add_one(number(2.5), condition) == core.add_one(number(2.5), condition) == 2.5 + condition
+    assert all(signature.return_type == signature.args[0] for signature in add_one.nopython_signatures)

@@ -100,11 +100,11 @@ def digest(function: Callable[..., Any]) -> str:
 
 
 def compiled_clip(value: Any, limit: Any) -> Callable[..., Any]:
-    """Return `core.clip` as two choices, each of which is one instruction."""
+    """Return `core.clip` as two choices, each of which is one instruction. NaN stays NaN."""
 
     def clip(value: Any, limit: Any) -> Any:
         lowered = limit if limit < value else value
-        return lowered if lowered > -limit else -limit
+        return -limit if lowered < -limit else lowered
 
     return clip
 

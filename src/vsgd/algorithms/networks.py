@@ -116,12 +116,12 @@ class TensorContext(NamedTuple):
     """Per-tensor quantities used in the update of each coordinate."""
 
     curv: PerTensor
-    """Added to its curvature, as is `curv_sq` to v̄^fd: a small part of the mean over the tensor."""
+    """Added to the curvature of each coordinate: a small part of the tensor's mean. `curv_sq` is added to v̄^fd."""
     curv_sq: PerTensor
     grad_clip: PerTensor
     step_limit: PerTensor
     horizon: PerTensor
-    """Steps over which the noise of a gradient averages out, so that one over this of its variance counts."""
+    """Number of steps over which gradient noise averages out. The variance is divided by it."""
 
 
 class Averaging(NamedTuple):
@@ -130,7 +130,7 @@ class Averaging(NamedTuple):
     window: Scalar
     """In steps: a new iterate enters with weight 1/window."""
     advantage: Scalar
-    """Moving average of what the average of the iterates is better by than the newest, f(θ) − f(θ̄)."""
+    """Moving average of f(θ) − f(θ̄): how much higher the loss is at the newest iterate than at the average."""
 
 
 class Progress(NamedTuple):
@@ -170,7 +170,7 @@ LOSS_OUTLIER = 10.0
 # --- the probe ----------------------------------------------------------------------------------------------------
 
 MULTIPLIER = 0x2545F4914F6CDD1D
-"""Odd, with bits well spread: multiplying by it mixes those of a number."""
+"""An odd number with well spread bits. Multiplication by it mixes the bits of the other factor."""
 
 
 def length_scale(before: PerTensor, rms: PerTensor, config: Networks = NETWORKS) -> PerTensor:
@@ -181,8 +181,8 @@ def length_scale(before: PerTensor, rms: PerTensor, config: Networks = NETWORKS)
 def probe_size(scale: PerTensor, config: Networks = NETWORKS) -> PerTensor:
     """Return |δ| for all coordinates of a tensor.
 
-    If one coordinate moved less than the others, what they change of its gradient, divided by its own small offset,
-    would be taken for curvature.
+    Suppose one coordinate moved less than the others. They change its gradient, too. Divided by its small offset, this
+    change would look like a large curvature.
     """
     return config.probe_scale * scale
 
@@ -215,7 +215,7 @@ def is_long(norm_sq: PerTensor, expected_norm_sq: PerTensor, config: Networks = 
 # --- the rate -----------------------------------------------------------------------------------------------------
 
 MIN_CURVATURE = 1e-30
-"""In units of what makes a step as long as the probe: below all rounding, but a rate times a gradient stays finite."""
+"""Minimum curvature, relative to that at which a step is as long as the probe. It keeps steps finite."""
 
 
 def noise(mean: Moments, config: Networks) -> PerCoordinate:
@@ -251,8 +251,8 @@ def rate(
 ) -> PerCoordinate:
     """Return η*, the optimal rate for the mean gradient over `count` samples (eq. 3) and the steps of the horizon.
 
-    In decoupled coordinates what others change of a gradient averages out of h̄^fd but not of v̄^fd, so the curvature is
-    |h̄^fd| plus the standard error of that mean. Elsewhere those changes matter, and it is v̄^fd / h̄^fd (section 5.2).
+    In decoupled coordinates, effects of other coordinates on a gradient average out of h̄^fd, but not of v̄^fd. The
+    curvature is then |h̄^fd| plus the standard error of that mean. Elsewhere it is v̄^fd / h̄^fd (section 5.2).
     """
     fraction = signal_fraction(mean.grad * mean.grad, noise(mean, config))
     return rate_from(fraction, (count > 0) / memory, mean, count, config, tensor, decoupled)

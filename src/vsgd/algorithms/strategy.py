@@ -30,10 +30,10 @@ from vsgd.core import (
 Config = Paper | Networks
 
 MIN_PROBE = 1e-5
-"""No usual probe is smaller; differences of gradients are divided by it, and squared."""
+"""Smallest usual probe. Differences of gradients are divided by the probe and then squared."""
 
 UNLIMITED = 1e18
-"""Stands for no limit, and one over it for the smallest probe; squares of both are still a float32."""
+"""Used where there is no limit. 1 / UNLIMITED is the smallest probe. The squares of both fit into float32."""
 
 MIN_SIZE = 1e-30
 """Stands for the size of a probe before the first one."""
@@ -319,7 +319,7 @@ def expected_norm_sq(totals: Totals, count: PerTensor) -> PerTensor:
 
 
 def gradient_limit(largest: float) -> float:
-    """Return the size beyond which no gradient, and no square of one, is usable; `largest` is the largest number."""
+    """Return the limit of gradients and of their squares. `largest` is the largest number of the precision."""
     return largest * MIN_PROBE**2
 
 

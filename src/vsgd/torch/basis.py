@@ -43,7 +43,7 @@ class Stack(NamedTuple):
 
 
 def stack_bases(shapes: Sequence[tuple[int, int]], bases: Sequence[Basis]) -> list[Stack]:
-    """Return stacks of the first matrices, as far as these have bases. Equal ones must follow each other.
+    """Stack the matrices that have bases. They come first, and those of equal shape and sizes are adjacent.
 
     Bases become copies in memory that is contiguous over a stack.
     """

@@ -57,9 +57,9 @@ class Block(Protocol):
         """Return the bases of those parameters that have one."""
 
     def adopt_changes(self) -> Any:
-        """Go on from weights that the user has set since the last step.
+        """Adopt weights that the user has set since the last step.
 
-        Return whether there are any, so that several processes must compare theirs: a bool, or a tensor on a device.
+        Return whether any were set, as a bool or as a tensor on a device. Several processes then compare their weights.
         """
 
     def open(self) -> None:

@@ -86,9 +86,10 @@ class Blocks:
     def create_states(
         self, grads: dict[Tensor, Tensor], sampling: Sampling, groups: list[Group], states: dict[Tensor, ParamState]
     ) -> bool:
-        """Create state for parameters with their first gradient, or whose rows turn out to have counts of their own.
+        """Create state for parameters with their first gradient.
 
-        Return whether there are any. Then parameters hold the averaged weights; open the blocks again.
+        The state of a parameter becomes that of a table if its rows are now counted separately. Return whether any
+        state is new. Parameters then hold the averaged weights, and the blocks must be opened again.
         """
         tables = {p for p, grad in grads.items() if sampling.counts_rows(p, grad)}
         fresh = [p for p in grads if not states.get(p)]
@@ -115,7 +116,7 @@ class Blocks:
         return True
 
     def adopt_changes(self) -> list[Any]:
-        """Go on from weights that the user has set since the last step. Return for each block whether there are any."""
+        """Adopt weights that the user has set since the last step. Return for each block whether any were set."""
         return [] if self.are_open else [block.adopt_changes() for block in self._blocks]
 
     def open(self) -> None:

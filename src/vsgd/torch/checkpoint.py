@@ -143,7 +143,7 @@ OPTIONS = {
     **dict.fromkeys(("lr", "weight_decay"), SETTING),
     **dict.fromkeys(("samples", "gradient_flops"), (0, math.inf)),
     "maximize": bool,
-    "averaging": [(1, MAX_COUNT), FINITE, FINITE],  # the fields of `averaging.Averaging`
+    "averaging": [(1, MAX_COUNT), FINITE, FINITE],  # the fields of `networks.Averaging`, and the last penalty
     "progress": [FINITE, FINITE, (1, UNLIMITED), (0, math.inf)],  # the fields of `networks.Progress`
     "steps_per_epoch": (1, MAX_COUNT),
 }

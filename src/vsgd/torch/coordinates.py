@@ -149,7 +149,7 @@ class Inputs(NamedTuple):
     """Offset of the probe, if there was one."""
     rates: Rates
     weight: Any
-    """Per segment, with which the new iterates enter the average."""
+    """Weight of the new iterates in the average, per segment."""
     samples: Any = None
     """Per segment, the number of samples in the data; 0 where no weight decay is estimated, None if nowhere."""
 
@@ -168,7 +168,7 @@ class Learned(NamedTuple):
     """d in θ ← (θ − step) / (1 + d)."""
     outliers: Any
     products: Any = None
-    """∇·(θ − θ̄) before the step, if the coordinates have moved at once, as has `penalty`."""
+    """∇·(θ − θ̄) before the step. This and `penalty` are only set if the coordinates have moved at once."""
     penalty: Any = None
     """½ Σ |h̄^fd| (θ − θ̄)²"""
 
@@ -245,7 +245,7 @@ def lengths_of(coordinates: Coordinates) -> Tensor:
 
 
 def lengths_on(lengths: tuple[int, ...], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return the lengths of segments as a tensor. Those of rows are not cached, since their number always differs."""
+    """Return the lengths of segments as a tensor, cached unless the segments are rows of a table."""
     if are_equal(lengths):
         return torch.full((len(lengths),), lengths[0], dtype=dtype, device=device)
     return cached_lengths(lengths, device, dtype)

@@ -78,11 +78,11 @@ class TableBlock:
         return {}
 
     def adopt_changes(self) -> Any:
-        """Go on from weights that the user has set. A change through `.data` in the same memory is not noticed."""
+        """Adopt weights that the user has set. A change through `.data` in the same memory is not noticed."""
         if self._is_changed():
             for name in {"iterate", "average"} & self._state.keys():
                 self._state[name].copy_(self.parameter)
-        return False  # a table may be written without being changed
+        return False  # a new version number does not prove that values have changed
 
     def _is_changed(self) -> bool:
         if self._left is None:

@@ -1,4 +1,4 @@
-"""The engine for tensors on a CPU: compiled loops over flat arrays. Each loop's body is the text of an algorithm.
+"""The engine for tensors on a CPU: compiled loops over flat arrays. `loops.py` has the loops.
 
 Arrays are cut into pieces of at most `PIECE` coordinates of one segment. Threads share the pieces, and sums are taken
 over a piece at a time, so that results do not depend on the number of threads.
@@ -240,7 +240,7 @@ def in_precision(config: Config, dtype: np.dtype[Any]) -> Config:
 def pieces_of(lengths: tuple[int, ...], active: tuple[bool, ...]) -> Any:
     """Return the segment, begin and end of every piece of the active segments.
 
-    Those of rows are not cached: a step touches ever different numbers of rows.
+    Pieces of table rows are not cached, because the number of touched rows differs in each step.
     """
     if are_equal(lengths) and 0 < lengths[0] <= PIECE:
         segments = np.flatnonzero(active)

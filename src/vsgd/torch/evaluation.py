@@ -43,7 +43,10 @@ RESHAPED = (
 
 
 class NotFinite(Exception):
-    """A loss or gradient was infinite or NaN, so the step is skipped."""
+    """A loss or gradient was not finite (infinite or NaN) or not usable, so the step is skipped.
+
+    `blocks.check_numbers` finds such numbers.
+    """
 
 
 class Evaluation(NamedTuple):
@@ -95,8 +98,7 @@ class Run:
     def evaluate(self, candidates: list[Any], known: Any) -> list[Evaluation]:
         """Evaluate the closures at the iterates, those of companions included.
 
-        The evaluations are repeated where they show that a closure uses an optimizer that was not known to be a
-        companion.
+        If a closure turns out to use another optimizer that was not a known companion, all are repeated.
 
         Args:
             candidates: optimizers that may be companions.

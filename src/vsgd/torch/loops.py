@@ -1,7 +1,7 @@
-"""The loops of the engine for CPU tensors, as plain functions that numba compiles. Their body is an algorithm.
+"""The loops of the engine for CPU tensors. They call the functions of `vsgd.algorithms` for each coordinate.
 
-Loops run over pieces: at most `PIECE` coordinates of one segment. They take sums over each piece. The last call adds
-these up to sums over segments, and finishes with what happens once per segment.
+Numba compiles them. Loops run over pieces: at most `PIECE` coordinates of one segment. They take sums over each piece.
+The last call adds these up to sums over segments, and finishes with what happens once per segment.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def total_along(grad: Any, theta: Any, average: Any) -> Any:
     return result
 
 
-# any order will do within a piece, and that of the processor's lanes is the fastest
+# sums within a piece may be reordered, so that the compiler can vectorize them
 for _function in (total, total_sq, total_abs, total_along):
     vars(_function)["jit_options"] = {"fastmath": {"reassoc", "nsz"}}
 
@@ -227,7 +227,7 @@ def learn_loop(
                 number(shared.step_limit),
                 number(shared.horizon),
             )
-            # slices, since only an index that counts from 0 is known not to be negative; other loops stay scalar
+            # slices, so that indices start at 0: only loops whose index is known not to be negative are vectorized
             me, de, st = memory[begin:end], delta[begin:end], steps[begin:end]
             th, av = theta[begin:end], average[begin:end]
             weight = number(segments[WEIGHT, segment])

@@ -203,7 +203,7 @@ class MicroBatches:
         return found.batch._replace(diff=means[0], diff_sq=means[1], samples=None)
 
     def _hits(self, parameter: Tensor, only_first: bool = False) -> list[int]:
-        """Return the micro-batches in which a parameter has a gradient, twice if there were two."""
+        """Return the micro-batches in which a parameter has a gradient, or both if there were second ones."""
         second = [] if only_first else self._second
         return [
             k for k, grads in enumerate(self._first) if parameter in grads and (not second or parameter in second[k])
@@ -294,7 +294,7 @@ class SampleTotals(NamedTuple):
 
 
 class RowSamples:
-    """Every row of the minibatch is a sample. Its sums are computed without its gradient.
+    """Every row of the minibatch is a sample. Sums over rows are computed without the gradient of each row.
 
     Sums of dense tensors take most of the time, so they are taken once, when the second gradient is known or not due.
     """

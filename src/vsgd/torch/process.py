@@ -268,7 +268,7 @@ class DeferredSignals:
 
 
 def users_handler(number: int, handler: Any) -> Handler:
-    """Return the handler that a block which has ended replaced, for a handler of such a block."""
+    """Return the user's handler. That of a `DeferredSignals` block that has ended stands for the one it replaced."""
     while isinstance(owner := getattr(handler, "__self__", None), DeferredSignals) and not owner.is_open:
         handler = owner._handlers.get(number, signal.SIG_DFL)
     found: Handler = handler

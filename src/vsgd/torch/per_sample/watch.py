@@ -258,8 +258,8 @@ class Watch(TorchFunctionMode):
     def _refuse_shared_rows(self, output: Any) -> None:
         """Raise SampleError if a row that was looked up went into several samples.
 
-        If half of the samples depend on rows of the other half, all share them, as they share positions. Samples are
-        those of the output of the outermost call or, if it returns a loss, of the last input of a function.
+        If half of the samples depend on rows of the other half, all share them, as they share positions. The
+        samples are the first axis of the output of the outermost call or, if that is a loss, of the last input.
         """
         found = [t for t in tensors(output) if t.requires_grad and t.dim() and len(t) == self.count]
         if not found and self._last_input is not None and self._last_input.requires_grad:

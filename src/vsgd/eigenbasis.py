@@ -49,6 +49,10 @@ NULL_SHARE = 1e-6
 """Multiple of the identity added to the covariance, in units of its mean eigenvalue. It keeps directions without
 gradients unchanged."""
 
+FIRST_NULL_SHARE = 1e-4
+"""The same in the first steps. The covariance then has a low rank, and its rounding errors, divided by this number,
+rotate the directions without gradients."""
+
 WIDEST = 2048
 """Maximum size of a full basis. Larger bases would take too long to converge."""
 
@@ -172,23 +176,31 @@ def covariance_weight(steps: Scalar) -> Scalar:
     return (plain > usual) * plain + (plain <= usual) * usual
 
 
-def rotated_basis(q: Side, cov: Side, xp: Any) -> Side:
-    """Return a basis rotated towards the eigenvectors of its covariance by one power iteration."""
-    return _rotated_full(q, cov, xp) if is_full(q) else _rotated_leading(q, cov, xp)
+def rotated_basis(q: Side, cov: Side, steps: Scalar, xp: Any) -> Side:
+    """Return a basis rotated towards the eigenvectors of its covariance by one power iteration.
+
+    Args:
+        q: the basis.
+        cov: what is stored of the covariance.
+        steps: number of steps before this one.
+        xp: the library.
+    """
+    share = (steps < FIRST_STEPS) * FIRST_NULL_SHARE + (steps >= FIRST_STEPS) * NULL_SHARE
+    return _rotated_full(q, cov, share, xp) if is_full(q) else _rotated_leading(q, cov, share, xp)
 
 
-def _rotated_full(q: Side, cov: Side, xp: Any) -> Side:
+def _rotated_full(q: Side, cov: Side, null_share: Scalar, xp: Any) -> Side:
     scale = _positive(xp.linalg.diagonal(cov).mean(-1), xp)
-    new, triangle = xp.linalg.qr(cov / scale @ q + NULL_SHARE * q)
+    new, triangle = xp.linalg.qr(cov / scale @ q + null_share * q)
     signs = xp.sign(xp.linalg.diagonal(triangle))
     # columns keep their signs, so that the averages of a coordinate stay valid
     return new * xp.where(signs == 0, 1, signs)[..., None, :]
 
 
-def _rotated_leading(q: Side, cov: Side, xp: Any) -> Side:
+def _rotated_leading(q: Side, cov: Side, null_share: Scalar, xp: Any) -> Side:
     """Orthogonalize C U by Householder reflections, and write their product as 1 − N Vᵀ (compact WY form)."""
     scale = _positive(abs(cov).mean((-2, -1)), xp)
-    reflections, factors = xp.geqrf(cov / scale + NULL_SHARE * leading(q, xp))
+    reflections, factors = xp.geqrf(cov / scale + null_share * leading(q, xp))
     unit = unit_columns(reflections, xp)
     v = xp.tril(reflections, -1) + unit
     rank = v.shape[-1]

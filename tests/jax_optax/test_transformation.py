@@ -392,7 +392,7 @@ def test_matrices_are_decomposed_one_by_one():
     tensors = vsgd.optax.coordinates.plan(leaves, NETWORKS, 1e9)
     assert all(tensor.is_rotated for tensor in tensors)
     bases = [vsgd.optax.coordinates.new_basis(tensor) for tensor in tensors]
-    program = jax.jit(vsgd.optax.coordinates.rotated_bases).lower(bases).as_text()
+    program = jax.jit(vsgd.optax.coordinates.rotated_bases).lower(bases, 7).as_text()
     shapes = re.findall(r"@lapack_sgeqrf_ffi\(.*\(tensor<([x\d]+)xf32>\)", program)
     assert {shape.count("x") for shape in shapes} == {1}, shapes
 

@@ -172,14 +172,14 @@ class Library:
             return jnp.sum(matrices * jnp.eye(matrices.shape[-1], dtype=matrices.dtype), -1)
 
 
-def rotated_bases(bases: Sequence[Basis]) -> list[Basis]:
-    """Return the bases rotated towards the eigenvectors of their covariances.
+def rotated_bases(bases: Sequence[Basis], step: Array) -> list[Basis]:
+    """Return the bases rotated towards the eigenvectors of their covariances. `step` steps came before this one.
 
     They are not stacked by shape: the compiler compiles identical loops once, but each slice of a stack by itself.
     """
 
     def rotated(q: Array | None, cov: Array) -> Array | None:
-        return None if q is None else eigenbasis.rotated_basis(q, cov, Library)
+        return None if q is None else eigenbasis.rotated_basis(q, cov, step, Library)
 
     with jax.default_matmul_precision("highest"):
         return [

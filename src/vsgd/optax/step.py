@@ -310,7 +310,7 @@ def update_bases(work: list[Local], means: list[Array], bases: tuple[Basis, ...]
 
     def refresh(before: Bases) -> Bases:
         bases, means = before
-        after = tuple(rotated_bases(bases))
+        after = tuple(rotated_bases(bases, step))
 
         def in_new_basis(w: Local, mean: Array) -> Array:
             if not any(tensor.is_rotated for tensor in w.group.tensors):

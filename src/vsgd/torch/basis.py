@@ -147,11 +147,11 @@ def update_covariances(basis: Basis, grads: Tensor, steps: float) -> None:
             cov.baddbmm_(side, other, beta=1 - weight, alpha=weight)
 
 
-def refresh(basis: Basis) -> None:
-    """Rotate bases towards the eigenvectors by one power iteration."""
+def refresh(basis: Basis, steps: float) -> None:
+    """Rotate bases towards the eigenvectors by one power iteration; `steps` came before this one."""
     for q, cov in ((basis.left, basis.left_cov), (basis.right, basis.right_cov)):
         if q is not None:
-            q.copy_(rotated_basis(for_factorization(q), for_factorization(cov), torch))
+            q.copy_(rotated_basis(for_factorization(q), for_factorization(cov), steps, torch))
 
 
 def describe(parameter: Tensor, state: dict[str, Tensor]) -> str:

@@ -299,7 +299,7 @@ class DenseBlock:
             mean = mean.to(own.dtype) if is_compact else mean
             multiply(self._products(stack, mean, own, True))
             with no_autocast(plain_grad.device):
-                refresh(stack.basis)
+                refresh(stack.basis, steps)
             multiply(self._products(stack, own, mean, False))
             if is_compact:
                 self.coordinates.grad[place].copy_(mean[place])

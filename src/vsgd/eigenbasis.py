@@ -49,7 +49,7 @@ NULL_SHARE = 1e-6
 """Multiple of the identity added to the covariance, in units of its mean eigenvalue. It keeps directions without
 gradients unchanged."""
 
-FIRST_NULL_SHARE = 3e-5
+FIRST_NULL_SHARE = 1e-3
 """The same in the first steps. The covariance then has a low rank, and its rounding errors, divided by this number,
 rotate the directions without gradients."""
 

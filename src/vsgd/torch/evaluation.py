@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from vsgd.algorithms.strategy import distance_to_zero_loss
 from vsgd.torch.basis import flop_counter
@@ -63,18 +64,18 @@ class Run:
 
     def __init__(
         self,
+        optimizer: Optimizer,
         closures: list[Closure],
         scaler: Any,
-        groups: list[dict[str, Any]],
         recorder: Recorder | None,
         processes: Processes,
-        is_first: bool,
     ):
-        self._scaler, self._groups, self._recorder = scaler, groups, recorder
-        self.parameters = [p for group in groups for p in group["params"]]
+        self._optimizer, self._scaler, self._recorder = optimizer, scaler, recorder
+        self._groups = optimizer.param_groups
+        self.parameters = [p for group in self._groups for p in group["params"]]
         self.processes = processes
         """Processes that train the same model, with the facts that must be equal in all of them."""
-        self.is_first = is_first
+        self.is_first = not any(optimizer.state.values())
         """Whether no parameter has state yet."""
         self.companions = ExitStack()
         """Contexts in which the networks of other optimizers hold their iterates, until the step ends."""
@@ -121,17 +122,18 @@ class Run:
         self._gradients = [p.grad for p in self.parameters]
         return self.first
 
-    def check_closures(self, optimizer: Any) -> float | None:
+    def check_closures(self) -> None:
         """Check in the first two steps, and now and then, that closures repeat themselves.
 
-        Return the floating-point operations of a gradient, if this is the first step.
+        The first step also counts the floating-point operations of a gradient.
         """
         steps = self._groups[0]["steps"]
         if self.is_first:
-            return self._check_first_step(optimizer)
-        if steps == 1 or steps % RECHECK_INTERVAL == 0:
-            self._check_again(optimizer, list(self.first))
-        return None
+            flops = self._check_first_step()
+            for group in self._groups:
+                group["gradient_flops"] = flops
+        elif steps == 1 or steps % RECHECK_INTERVAL == 0:
+            self._check_again(list(self.first))
 
     def evaluate_at_probe(self) -> list[Evaluation]:
         """Evaluate the closures at the probed parameters. In the first step, check that they use these."""
@@ -154,9 +156,9 @@ class Run:
         for parameter, grad in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = grad
 
-    def unscale(self, optimizer: Any) -> None:
+    def unscale(self) -> None:
         if self._scaler is not None:
-            self._scaler.unscale_(optimizer)
+            self._scaler.unscale_(self._optimizer)
 
     def undo(self) -> None:
         """Take back what the closures did to buffers and to gradients of others."""
@@ -184,12 +186,12 @@ class Run:
         loss = sum(row[0] for row in rows) / len(rows)
         return float(distance_to_zero_loss(loss, norm_sq, sum(p.numel() for p in evaluation.grads)))
 
-    def give_up(self, optimizer: Any) -> NoReturn:
+    def give_up(self) -> NoReturn:
         """Skip this step. The scaler, if there is one, would see the gradients of the last evaluation only."""
         if self._scaler is not None:
             smallest = min((p for p in self.parameters if p.grad is not None), key=Tensor.numel)
             smallest.grad = torch.full_like(smallest, torch.inf)
-            self._scaler.unscale_(optimizer)
+            self._scaler.unscale_(self._optimizer)
         raise NotFinite
 
     def _evaluate(self, run: Callable[[], Any], record: bool = True) -> Evaluation:
@@ -224,10 +226,10 @@ class Run:
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
-    def _check_first_step(self, optimizer: Any) -> float:
+    def _check_first_step(self) -> float:
         """Check that the closures repeat themselves. Return the floating-point operations of a gradient."""
         local = list(self.first)
-        self.check_finite(self.first, optimizer)
+        self._check_finite(self.first)
         self._warn_of_suspicious(local)
         # operations are counted in code that is not compiled, and torch would not compile again what ran meanwhile
         counter = flop_counter()
@@ -235,20 +237,20 @@ class Run:
             with torch.compiler.set_stance("force_eager"), counter:
                 again = self.evaluate_again(record=False)
             # compared outside, since the counter slows down every operation
-            repeated = self._difference(local, again, optimizer) is None
+            repeated = self._difference(local, again) is None
         except (PeerError, DifferenceError):
             raise
         except RuntimeError:
             repeated = False
         if not self.processes.all("check of the closures", repeated):
-            self._check_again(optimizer, local)  # compiled code draws other random numbers than the same uncompiled
+            self._check_again(local)  # compiled code draws other random numbers than the same uncompiled
         check_averaged(self.processes, self.first[0])
         return self.processes.mean("number of operations", float(counter.get_total_flops()))
 
-    def _check_again(self, optimizer: Any, local: list[Evaluation]) -> None:
+    def _check_again(self, local: list[Evaluation]) -> None:
         """Check that closures repeat their `local` evaluations: raise in the first two steps, warn later."""
-        self.check_finite(self.first, optimizer)
-        difference = self._difference(local, self.evaluate_again(record=False), optimizer)
+        self._check_finite(self.first)
+        difference = self._difference(local, self.evaluate_again(record=False))
         if self._groups[0]["steps"] > 1:
             if difference is not None:
                 warn(str(difference))
@@ -257,16 +259,16 @@ class Run:
             if difference is not None:
                 raise difference
 
-    def check_finite(self, evaluations: list[Evaluation], optimizer: Any) -> None:
+    def _check_finite(self, evaluations: list[Evaluation]) -> None:
         """Skip the step if a loss or a gradient is not finite. Replace losses by their mean over all processes."""
         numbers = [n for e in evaluations for n in (e.loss, *(grad.norm() for grad in e.grads.values()))]
         usable, _ = reduce_checks(self.processes, evaluations, all(bool(n.isfinite()) for n in numbers), False)
         if not usable:
-            self.give_up(optimizer)
+            self.give_up()
 
-    def _difference(self, first: list[Evaluation], again: list[Evaluation], optimizer: Any) -> NotRepeatable | None:
+    def _difference(self, first: list[Evaluation], again: list[Evaluation]) -> NotRepeatable | None:
         """Return the error of a closure that gave something else in another evaluation at the same weights."""
-        self.check_finite(list(again), optimizer)
+        self._check_finite(list(again))
         try:
             for each, other in zip(first, again, strict=True):
                 check_repeatable(each, other)

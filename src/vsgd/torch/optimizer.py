@@ -215,7 +215,7 @@ class VSGD(Optimizer):
         with DeferredSignals(), torch.no_grad():
             with self._transaction(check_closures(closure), scaler) as run:
                 run.evaluate(trained_in_turn(self), self._companions)
-                self._check_closures(run)
+                run.check_closures()
                 sampling = self._sampling(run)
                 updates = self._collect(run, sampling)
                 second = None
@@ -312,8 +312,7 @@ class VSGD(Optimizer):
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
         self._update_blocks()
         processes = self._connect_processes(len(closures))
-        recorder, is_first = self._rows and self._rows.recorder, not any(self.state.values())
-        return Run(closures, scaler, self.param_groups, recorder, processes, is_first)
+        return Run(self, closures, scaler, self._rows and self._rows.recorder, processes)
 
     def _restore(self, states: dict[Tensor, ParamState], flops: list[float]) -> None:
         """Restore parameters and state."""
@@ -339,12 +338,6 @@ class VSGD(Optimizer):
                 f"the loss or its gradient was infinite, NaN or too large to be squared in {PATIENCE} steps in a row "
                 f"(loss {float(loss):g}); nothing has been changed in them. Look at the data, or at the last layers."
             )
-
-    def _check_closures(self, run: Run) -> None:
-        flops = run.check_closures(self)
-        if flops is not None:
-            for group in self.param_groups:
-                group["gradient_flops"] = flops
 
     def _sampling(self, run: Run) -> Sampling:
         """Return what the samples of this step are."""
@@ -400,7 +393,7 @@ class VSGD(Optimizer):
         self._reports.set_numbers(pending)
         usable, probing = reduce_checks(run.processes, run.first, usable, probe_is_due(updates, long))
         if not usable:
-            run.give_up(self)
+            run.give_up()
         return probing
 
     def _update_batchnorm(self, run: Run) -> None:
@@ -410,7 +403,7 @@ class VSGD(Optimizer):
     def _apply(self, run: Run, updates: list[Update]) -> None:
         """Take the step."""
         self._lr_watch.see_step(self.param_groups)
-        run.unscale(self)
+        run.unscale()
         objective = self._objective(run)
         self._reports.update_groups(self.param_groups, self._blocks)
         self._is_damaged = True  # until the step is complete

@@ -63,15 +63,15 @@ def offset_of(kind: str, block: Coordinates):
 
 
 def rule_of(config, engine=NumbaEngine):
-    return update.rule_of(engine(), config)
+    return update.Rule(engine(), strategy_of(config), config)
 
 
 def learn(block, kind, engine=NumbaEngine, config=NETWORKS, rates=None, moves=False, **inputs):
     """Let a block learn as `update.learn_and_move` does."""
     batch, delta = batch_of(kind, block), offset_of(kind, block)
-    given = Inputs(batch, delta, rates or Rates(1.0, 1.0), **{"weight": 0.0, **inputs})
     starts = update.is_starting(block, batch, config)
-    found = engine().learn(block, given, config, moves, starts)
+    given = Inputs(batch, delta, rates or Rates(1.0, 1.0), **{"weight": 0.0, "starts": starts, **inputs})
+    found = engine().learn(block, given, config, moves)
     block.seen.add_(batch.counts)
     return found
 

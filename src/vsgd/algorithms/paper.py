@@ -92,11 +92,6 @@ def probe(state: State, grad: PerCoordinate, count: PerCoordinate, config: Paper
     return mean + (mean >= 0) * config.epsilon - (mean < 0) * config.epsilon
 
 
-def probe_due(step: int, config: Paper = PAPER) -> bool:
-    """Return True: every step takes a second gradient."""
-    return True
-
-
 def noise(mean: Moments, config: Paper) -> PerCoordinate:
     """Return σ², the variance of the gradient of one sample, plus ε."""
     return variance(mean.grad, mean.grad_sq) + config.epsilon

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from vsgd.algorithms.networks import Averaging, Progress, momentum_obstacle
-from vsgd.algorithms.strategy import Config, Rates, strategy_of
+from vsgd.algorithms.strategy import Rates, strategy_of
 from vsgd.eigenbasis import Basis
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates
 from vsgd.torch.moments import Sampling
@@ -46,9 +45,6 @@ class Block(Protocol):
     @property
     def coordinates(self) -> Coordinates | None:
         """Return all coordinates; None for a table, whose touched rows are copied in each step."""
-
-    def fits(self, config: Config) -> bool:
-        """Return whether the parameters and the algorithm are still those that the block was made for."""
 
     def buffer_bytes(self) -> int:
         """Return the bytes that are kept between steps besides the state."""
@@ -103,8 +99,3 @@ def estimates_decay(group: Group) -> bool:
     if group["steps_per_epoch"] is None or float(group["weight_decay"]) > 0:
         return False
     return strategy_of(group["algorithm"]).decay_has_begun(group["steps"], group["steps_per_epoch"], group["algorithm"])
-
-
-def signature(parameters: Sequence[Tensor]) -> list[Any]:
-    """Return what must not change of parameters while a block serves them."""
-    return [(p.shape, p.dtype, p.device) for p in parameters]

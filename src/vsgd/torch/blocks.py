@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import ROUNDING, strategy_of
+from vsgd.algorithms.strategy import ROUNDING, Config, strategy_of
 from vsgd.torch import basis
 from vsgd.torch.block import Block, Group, Update
 from vsgd.torch.checkpoint import fault_of
@@ -25,7 +25,7 @@ from vsgd.torch.moments import Sampling
 from vsgd.torch.noise import StepNoise, of_samples
 from vsgd.torch.settings import check_parameters
 from vsgd.torch.state import STATISTICS, ParamState, is_decoupled, is_table, new_state
-from vsgd.torch.update import rule_of
+from vsgd.torch.update import Rule
 
 LARGE = 1 << 18
 """A tensor of at least this many coordinates has buffers of its own: its gradient need not be copied next to others."""
@@ -33,9 +33,10 @@ LARGE = 1 << 18
 CPU_ENGINE, DEVICE_ENGINE = NumbaEngine(), TorchEngine()
 
 
-def engine_for(device: torch.device) -> Engine:
-    """Return the engine for tensors on a device."""
-    return CPU_ENGINE if device.type == "cpu" else DEVICE_ENGINE
+def rule_for(device: torch.device, config: Config) -> Rule:
+    """Return how parameters on a device learn."""
+    engine: Engine = CPU_ENGINE if device.type == "cpu" else DEVICE_ENGINE
+    return Rule(engine, strategy_of(config), config)
 
 
 class Blocks:
@@ -59,8 +60,7 @@ class Blocks:
         Return what `adopt_changes` returns. With `check`, parameters and states are checked before, since users may
         have edited them.
         """
-        is_same = members_of(groups, states) == self._members
-        if is_same and all(block.fits(block.group["algorithm"]) for block in self._blocks):
+        if members_of(groups, states) == self._members:
             return []
         if check:
             check_parameters(groups)
@@ -203,9 +203,15 @@ def noise_of(updates: list[Update]) -> StepNoise | None:
 
 
 def members_of(groups: Iterable[Group], states: dict[Tensor, ParamState]) -> Any:
-    """Return which parameters are in which group, and which tensors are in the states."""
+    """Return what must not change while blocks serve the parameters.
+
+    These are groups with their algorithms and parameters, the tensors of the states, and shape, precision and device of
+    each parameter that has state.
+    """
+    members = [(id(group), group["algorithm"], *map(id, group["params"])) for group in groups]
     fields = itertools.chain.from_iterable(state.values() for state in states.values())
-    return [(id(group), *map(id, group["params"])) for group in groups], [*map(id, fields)]
+    kinds = [(p.shape, p.dtype, p.device) for p in states if isinstance(p, Tensor)]
+    return members, [*map(id, fields)], kinds
 
 
 def build_blocks(
@@ -227,7 +233,7 @@ def build_blocks(
     scratch = Scratch(max((sum(local_of(p).numel() for p in parameters) for parameters in dense), default=0))
     blocks: list[Block] = []
     for group, parameters in parts:
-        rule = rule_of(engine_for(parameters[0].device), group["algorithm"])
+        rule = rule_for(parameters[0].device, group["algorithm"])
         if is_table(states[parameters[0]]):
             blocks.append(TableBlock(parameters[0], states, group, rule))
         else:
@@ -240,7 +246,7 @@ def build_blocks(
 def blank_state(parameter: Tensor, group: Group, compact: bool) -> ParamState:
     """Return what a checkpoint holds of a dense parameter that has not begun to learn."""
     states = {parameter: new_state(parameter, group["algorithm"], False, compact)}
-    rule = rule_of(engine_for(parameter.device), group["algorithm"])
+    rule = rule_for(parameter.device, group["algorithm"])
     DenseBlock([parameter], states, group, rule, compact, Scratch(0))
     return states[parameter]
 
@@ -249,7 +255,7 @@ def learning_coordinates(parameter: Tensor, state: ParamState, group: Group) -> 
     """Return copies of what has seen enough samples to learn: a dense parameter or nothing, some rows of a table."""
     config = group["algorithm"]
     rows = (state["seen"].to(parameter.device) >= config.bootstrap).nonzero()[:, 0]
-    rule = rule_of(engine_for(parameter.device), config)
+    rule = rule_for(parameter.device, config)
     if is_table(state):
         return TableBlock(parameter, {parameter: dict(state)}, group, rule).coordinates_of(rows)
     part, shards = local_of(parameter.detach()), shards_of([parameter]) if len(rows) else None

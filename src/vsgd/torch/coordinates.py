@@ -111,9 +111,11 @@ class Coordinates(NamedTuple):
         *mean, memory = (part.to(self.theta.dtype) for part in self.statistics)
         return State(mean=Moments(*mean), memory=memory, seen=seen)
 
-    def memory_for(self, name: str) -> Tensor:
-        """Return memory for one number per coordinate: that of the workspace, if there is one."""
-        return torch.empty_like(self.theta) if self.workspace is None else self.workspace.buffer(name, self.theta)
+    def memory_for(self, name: str | None) -> Tensor:
+        """Return memory for one number per coordinate; with a name and a workspace, see `Workspace.buffer`."""
+        if name is None or self.workspace is None:
+            return torch.empty_like(self.theta)
+        return self.workspace.buffer(name, self.theta)
 
     def total_columns(self) -> Totals:
         return Totals(*self.totals.unbind(1))
@@ -152,6 +154,13 @@ class Inputs(NamedTuple):
     """Weight of the new iterates in the average, per segment."""
     samples: Any = None
     """Per segment, the number of samples in the data; 0 where no weight decay is estimated, None if nowhere."""
+    starts: bool = True
+    """Whether averages may just be started. Otherwise curvatures only change after a probe."""
+
+    @property
+    def measures_curvature(self) -> bool:
+        """Return whether averages of the curvature change."""
+        return self.delta is not None or self.starts
 
     @property
     def decays(self) -> bool:
@@ -202,7 +211,7 @@ class Engine(Protocol):
     def probe(self, coordinates: Coordinates, batch: BatchMoments, seeds: list[int] | None, config: Config) -> Tensor:
         """Return the offset δ of every coordinate. Without `seeds` signs are opposite to those of the gradient."""
 
-    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool, starts: bool) -> Learned:
+    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool) -> Learned:
         """Update the statistics and totals. Return the steps to take.
 
         Args:
@@ -210,7 +219,6 @@ class Engine(Protocol):
             inputs: of the update.
             config: constants of the algorithm.
             moves: whether coordinates also `move`; see `moves_at_once`.
-            starts: whether averages may just be started. Otherwise curvatures only change after a probe.
         """
 
     def move(self, coordinates: Coordinates, inputs: Inputs, steps: Tensor, decay: Any, config: Config) -> Any:
@@ -221,9 +229,6 @@ class Engine(Protocol):
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         """Return whether `learn` can move coordinates that are not rotated and do not decay."""
-
-    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        """Copy tensors of equal shapes."""
 
     def adopt(self, held: list[Tensor], weights: list[Tensor], iterates: list[Tensor], coordinates: Coordinates) -> Any:
         """Set the weights and iterates of those parameters that hold other weights.

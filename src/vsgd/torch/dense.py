@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import Config, probe_seed
+from vsgd.algorithms.strategy import probe_seed
 from vsgd.eigenbasis import Basis, is_covariance_step, is_refresh_step
 from vsgd.torch.basis import (
     Product,
@@ -29,7 +29,7 @@ from vsgd.torch.basis import (
     stack_key,
     update_covariances,
 )
-from vsgd.torch.block import Group, Update, estimates_decay, rates_of, signature
+from vsgd.torch.block import Group, Update, estimates_decay, rates_of
 from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Scratch, Workspace, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import is_sharded, like, local_of, shards_of
@@ -70,7 +70,6 @@ class DenseBlock:
         config, dtype = rule.config, precision(first.dtype)
         self.parameters, self.group, self.rule = parameters, group, rule
         self._parts = [local_of(p) for p in parameters]
-        self._signature = signature(parameters)
         self._is_coarse = first.dtype != dtype
         self._is_sharded = any(map(is_sharded, parameters))
         self._is_matrix = rule.engine.numbers(torch.tensor([p.dim() > 1 for p in parameters], device="cpu"))
@@ -123,9 +122,6 @@ class DenseBlock:
 
     # --- parameters -----------------------------------------------------------------------------------------------
 
-    def fits(self, config: Config) -> bool:
-        return self.rule.config == config and self._signature == signature(self.parameters)
-
     def buffer_bytes(self) -> int:
         average, workspace = self.coordinates.average, self.coordinates.workspace
         own = 0 if self._is_coarse or average is None else average.nbytes
@@ -138,23 +134,18 @@ class DenseBlock:
 
     def open(self) -> None:
         if self.coordinates.average is not None or self._is_coarse:
-            self.rule.engine.copy(self._own(), self._iterates)
+            copy_all(self._own(), self._iterates)
 
     def close(self) -> None:
         own = self._own()
         for parameter, weights in zip(own, self._weights, strict=True):
             if parameter.shape != weights.shape:  # the closure has given it another
                 parameter.data = weights.to(parameter.dtype, copy=True)
-        self.rule.engine.copy(own, self._weights)
+        copy_all(own, self._weights)
 
     def _own(self) -> list[Tensor]:
         """Return what this process holds of the parameters."""
         return [local_of(p) for p in self.parameters] if self._is_sharded else self.parameters
-
-    def _buffer(self, name: str | None) -> Tensor:
-        """Return memory for all coordinates; with a name, that of the last call with it."""
-        theta, workspace = self.coordinates.theta, self.coordinates.workspace
-        return torch.empty_like(theta) if name is None or workspace is None else workspace.buffer(name, theta)
 
     def _evaluated(self) -> Tensor:
         average = self.coordinates.average
@@ -187,18 +178,18 @@ class DenseBlock:
         ]
         if len(parts) == 1 and parts[0].dtype == theta.dtype and is_plain(parts[0]):
             return parts[0]
-        return torch.cat(parts, out=self._buffer(name))
+        return torch.cat(parts, out=self.coordinates.memory_for(name))
 
     def bases(self) -> dict[Tensor, Basis]:
         return dict(zip(self.parameters, self._bases, strict=False))
 
     def into(self, flat: Tensor, name: str | None = None) -> Tensor:
         """Rotate from the parameters' own coordinates to those of their bases; see `gather` for the `name`."""
-        return self._rotate(flat, self._buffer(name), backwards=False) if self._stacks else flat
+        return self._rotate(flat, self.coordinates.memory_for(name), backwards=False) if self._stacks else flat
 
     def back(self, flat: Tensor, name: str | None = None) -> Tensor:
         """Rotate from the coordinates of the bases to the parameters' own; see `gather` for the `name`."""
-        return self._rotate(flat, self._buffer(name), backwards=True) if self._stacks else flat
+        return self._rotate(flat, self.coordinates.memory_for(name), backwards=True) if self._stacks else flat
 
     def _rotate(self, flat: Tensor, out: Tensor, backwards: bool) -> Tensor:
         for stack in self._stacks:
@@ -213,7 +204,7 @@ class DenseBlock:
         key = stack.parameters.start, stack.parameters.stop, flat.data_ptr(), out.data_ptr(), backwards
         products = self._rotations.get(key)
         if products is None:
-            products = rotation(stack, flat, self._buffer("half"), out, backwards)
+            products = rotation(stack, flat, self.coordinates.memory_for("half"), out, backwards)
             if self._stays(flat) and self._stays(out):
                 self._rotations[key] = products
         return products
@@ -266,7 +257,7 @@ class DenseBlock:
         rates = rates_of(group)
         if not self._has_momentum:
             rates = rates._replace(momentum_obstacle=math.inf)
-        inputs = Inputs(batch, update.delta, rates, weight, samples)
+        inputs = Inputs(batch, update.delta, rates, weight, samples, starts=self.is_starting(update))
         report = learn_and_move(self.coordinates, inputs, self.rule, rotation)
         self._update_bases(batch.plain_grad, batch.counts)
         group["samples"] = max(batch.counts.tolist()) or group["samples"]
@@ -275,7 +266,8 @@ class DenseBlock:
     def _update_bases(self, plain_grad: Tensor, counts: Tensor) -> None:
         """Let the bases follow the gradient. ḡ is rotated with them; the other statistics stay."""
         steps, count = self._steps.tolist(), counts.tolist()
-        self._steps += counts > 0
+        own_steps = self._steps.numpy()  # NumPy takes less time for a few numbers
+        own_steps += counts.numpy() > 0
         if not any(map(is_covariance_step, set(steps))):
             return
         for stack in self._stacks:
@@ -294,7 +286,7 @@ class DenseBlock:
         place = stack.coordinates
         update_covariances(stack.basis, plain_grad[place].view(stack.shape), steps)
         if is_refresh_step(steps):
-            own, mean = self._buffer("back"), self.coordinates.grad
+            own, mean = self.coordinates.memory_for("back"), self.coordinates.grad
             is_compact = mean.dtype != own.dtype
             mean = mean.to(own.dtype) if is_compact else mean
             multiply(self._products(stack, mean, own, True))
@@ -313,3 +305,8 @@ def in_stacking_order(parameters: Sequence[Tensor], states: dict[Tensor, ParamSt
         places.setdefault(key, []).append(parameter)
     others = places.pop(None, [])
     return [*(parameter for same in places.values() for parameter in same), *others]
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy tensors of equal shapes, at once."""
+    torch._foreach_copy_(targets, sources)

@@ -12,13 +12,13 @@ from vsgd.algorithms.strategy import ROUNDING, strategy_of, strength_of_decay
 from vsgd.core import variance
 from vsgd.torch.basis import describe
 from vsgd.torch.block import estimates_decay, rates_of
-from vsgd.torch.blocks import engine_for, learning_coordinates
+from vsgd.torch.blocks import learning_coordinates, rule_for
 from vsgd.torch.coordinates import Coordinates, spread
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
 from vsgd.torch.state import ParamState, is_table, placed
-from vsgd.torch.update import learning_rates, rule_of
+from vsgd.torch.update import learning_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,7 +173,7 @@ def tensor_info(
     state = placed(state, parameter.device)
     block = learning_coordinates(parameter, state, group)
     mean, memory = block.state(block.seen)[:2]
-    rates = learning_rates(block, group["samples"], rule_of(engine_for(parameter.device), config), scales.horizon)
+    rates = learning_rates(block, group["samples"], rule_for(parameter.device, config), scales.horizon)
     sigma_sq, signal, curv = variance(mean.grad, mean.grad_sq), mean.grad**2, mean.curv.abs()
     strength = decay_strengths(parameter, state, block, group)
     info = TensorInfo(

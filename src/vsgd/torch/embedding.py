@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.strategy import Config, Totals
+from vsgd.algorithms.strategy import Totals
 from vsgd.eigenbasis import Basis, back
 from vsgd.torch.basis import basis_of
-from vsgd.torch.block import Group, Update, estimates_decay, rates_of, signature
+from vsgd.torch.block import Group, Update, estimates_decay, rates_of
 from vsgd.torch.coordinates import Checks, Coordinates, Inputs, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.moments import RowMoments, Sampling
 from vsgd.torch.state import STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
-from vsgd.torch.update import Report, Rule, check, learn_and_move
+from vsgd.torch.update import Report, Rule, check, is_starting, learn_and_move
 
 
 def as_table(state: ParamState, parameter: Tensor) -> ParamState:
@@ -42,7 +42,6 @@ class TableBlock:
     def __init__(self, parameter: Tensor, states: dict[Tensor, ParamState], group: Group, rule: Rule):
         self.parameter, self.group, self.rule = parameter, group, rule
         self.parameters = [parameter]
-        self._signature = signature(self.parameters)
         state = states[parameter]
         self.decoupled = is_decoupled(parameter, state, rule.config)
         coarse = coarse_fields(parameter.dtype, rule.config, compact=False)
@@ -67,9 +66,6 @@ class TableBlock:
         self._version = 0
 
     # --- parameters -----------------------------------------------------------------------------------------------
-
-    def fits(self, config: Config) -> bool:
-        return self.rule.config == config and self._signature == signature(self.parameters)
 
     def buffer_bytes(self) -> int:
         return 0
@@ -182,7 +178,9 @@ class TableBlock:
         samples = None
         if estimates_decay(self.group):  # a row has as many samples as its share of the steps so far
             samples = seen * (self.group["steps_per_epoch"] / (self.group["steps"] + 1))
-        inputs = Inputs(batch, update.delta, rates_of(self.group), weight, samples)
+        # reading the counts of rows on a device would wait for it
+        starts = not coordinates.seen.is_cpu or is_starting(coordinates, batch, config)
+        inputs = Inputs(batch, update.delta, rates_of(self.group), weight, samples, starts)
         outliers = learn_and_move(coordinates, inputs, self.rule, None).outliers.sum()
         self._store(rows, coordinates)
         return Report(products=0.0, penalty=None, outliers={self.parameter: outliers})

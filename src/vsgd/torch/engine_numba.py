@@ -138,8 +138,8 @@ class NumbaEngine:
         )
         return delta
 
-    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool, starts: bool) -> Learned:
-        batch, delta, rates, weight, samples = inputs
+    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool) -> Learned:
+        batch, delta, rates, weight, samples, _ = inputs
         plan, counts = plan_of(coordinates), batch.counts.numpy()
         dtype, nothing, segments = plan.theta.dtype, plan.nothing, plan.segments
         segments[SEEN], segments[COUNT], segments[WEIGHT] = plan.seen, counts, weight
@@ -149,7 +149,7 @@ class NumbaEngine:
         steps = None if moves else coordinates.memory_for("steps")
         if steps is not None and not is_complete:
             steps.zero_()
-        flags = several, delta is not None, delta is not None or starts, moves
+        flags = several, delta is not None, inputs.measures_curvature, moves
         parts = (
             batch.grad,
             batch.grad_sq,
@@ -199,9 +199,6 @@ class NumbaEngine:
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         return coordinates.average is not None
-
-    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        torch._foreach_copy_(targets, sources)
 
     def adopt(self, held: list[Tensor], weights: list[Tensor], iterates: list[Tensor], coordinates: Coordinates) -> Any:
         if are_same(held, weights):

@@ -57,9 +57,9 @@ class TorchEngine:
         delta: Tensor = strategy.probe(state, batch.grad, counts, size, positive, config)
         return delta
 
-    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool, starts: bool) -> Learned:
+    def learn(self, coordinates: Coordinates, inputs: Inputs, config: Config, moves: bool) -> Learned:
         strategy = strategy_of(config)
-        batch, delta, rates, _, samples = inputs
+        batch, delta, rates, _, samples, _ = inputs
         columns, lengths = coordinates.total_columns(), lengths_of(coordinates)
         context = strategy.context(columns, lengths, config, rates.horizon)
         seen, count, *shared = spread_all((coordinates.seen, batch.counts, *context), coordinates)
@@ -85,7 +85,7 @@ class TorchEngine:
             values += [steps * steps, batch.grad * batch.grad]
         sums = sums_of(torch.stack(values), coordinates)
         active = on_device(batch.counts, coordinates) > 0
-        known = coordinates.totals[:, : 4 if delta is not None or starts else 2]
+        known = coordinates.totals[:, : 4 if inputs.measures_curvature else 2]
         known.copy_(torch.where(active[:, None], sums[: known.shape[1]].T, known))
         decay = torch.zeros_like(lengths)
         if inputs.decays:
@@ -117,9 +117,6 @@ class TorchEngine:
 
     def moves_at_once(self, coordinates: Coordinates) -> bool:
         return False
-
-    def copy(self, targets: list[Tensor], sources: list[Tensor]) -> None:
-        torch._foreach_copy_(targets, sources)
 
     def adopt(self, held: list[Tensor], weights: list[Tensor], iterates: list[Tensor], coordinates: Coordinates) -> Any:
         """Replace weights and iterates without waiting: whether they are replaced is decided on the device."""

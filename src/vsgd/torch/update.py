@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vsgd.algorithms.networks import TensorContext
-from vsgd.algorithms.strategy import Config, Strategy, Totals, gradient_limit, strategy_of
+from vsgd.algorithms.strategy import Config, Strategy, Totals, gradient_limit
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Engine, Inputs, lengths_of, spread
 from vsgd.torch.distributed.shards import summed
 from vsgd.torch.loops import identity
@@ -35,10 +35,6 @@ class Rule(NamedTuple):
     engine: Engine
     strategy: Strategy
     config: Config
-
-
-def rule_of(engine: Engine, config: Config) -> Rule:
-    return Rule(engine, strategy_of(config), config)
 
 
 def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule) -> Checks:
@@ -99,11 +95,9 @@ def learn_and_move(
     if delta is not None:
         size = (engine.squared_norms(delta, coordinates) / engine.numbers(lengths_of(coordinates))) ** 0.5
         engine.numbers(coordinates.totals)[:, Totals._fields.index("probe_size")] = size
-    # reading the counts of rows on a device would wait for it
-    starts = not coordinates.seen.is_cpu or is_starting(coordinates, batch, config)
     at_once = engine.moves_at_once(coordinates) and rotation is None and not inputs.decays
     at_once = at_once and bool(batch.counts.all())
-    learned = engine.learn(coordinates, inputs, config, at_once, starts)
+    learned = engine.learn(coordinates, inputs, config, at_once)
     coordinates.seen.add_(batch.counts)
     if learned.steps is None:
         return Report(learned.products.sum(), None if delta is None else learned.penalty.sum(), learned.outliers)

@@ -19,7 +19,7 @@ from vsgd_bench.compare.sensitivity import SENSITIVITY, sensitivity_pages
 from vsgd_bench.compare.stress import stress_table
 from vsgd_bench.compare.suites import ABLATION, LARGE, SCIENCE, SMALL, UNSEEN, Suite, quick, stress_suite
 from vsgd_bench.compare.table import Table, assemble
-from vsgd_bench.compare.tables import Grid, finals
+from vsgd_bench.compare.tables import Grid, final_ratios, finals
 from vsgd_bench.compare.workloads import Workload
 from vsgd_bench.store import write_whole
 
@@ -43,9 +43,9 @@ class Plan(NamedTuple):
 
 def plan(arguments: argparse.Namespace) -> Plan:
     if arguments.ablations:
-        return Plan(ABLATION, partial(table_page, pages.ABLATED, finals))
+        return Plan(ABLATION, partial(table_page, pages.ABLATED, (final_ratios, finals)))
     if arguments.stress:
-        return Plan(stress_suite(), partial(table_page, pages.STRESS, stress_table))
+        return Plan(stress_suite(), partial(table_page, pages.STRESS, (stress_table,)))
     if arguments.sensitivity:
         return Plan(SENSITIVITY, sensitivity_pages)
     if arguments.quick:
@@ -59,8 +59,8 @@ def plan(arguments: argparse.Namespace) -> Plan:
     return Plan(suite, partial(whole_pages, page, suite.name))
 
 
-def table_page(page: Page, grid: Callable[[Table], Grid], table: Table) -> dict[str, str | bytes]:
-    return {"results.md": tables_only(table, page, [grid(table)])}
+def table_page(page: Page, grids: Sequence[Callable[[Table], Grid]], table: Table) -> dict[str, str | bytes]:
+    return {"results.md": tables_only(table, page, [grid(table) for grid in grids])}
 
 
 def whole_pages(page: Page, suite: str, table: Table) -> dict[str, str | bytes]:

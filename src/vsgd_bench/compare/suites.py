@@ -43,7 +43,13 @@ LARGE = Suite("large", LARGE_WORKLOADS, CORE, 5)
 UNSEEN = Suite("unseen", UNSEEN_WORKLOADS, CORE, 3)
 SCIENCE = Suite("science", SCIENCE_WORKLOADS, (*CORE, *AT_DEFAULTS, LBFGS), 3)
 
-ABLATION = Suite("ablations", WORKLOADS, ABLATIONS, 3, shared=("small",))
+ABLATION = Suite(
+    "ablations",
+    (*WORKLOADS, *UNSEEN_WORKLOADS, *SCIENCE_WORKLOADS),
+    ABLATIONS,
+    3,
+    shared=("small", "unseen", "science"),
+)
 
 
 def stress_suite() -> Suite:

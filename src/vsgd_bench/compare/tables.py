@@ -244,6 +244,11 @@ def comparison_table(table: Table, comparison: Comparison) -> Grid:
     return Grid(title, words, head, rows)
 
 
+def final_ratios(table: Table) -> Grid:
+    """Return the ratios of final losses, with a row per method."""
+    return comparison_table(table, Comparison("final", "updates"))
+
+
 def endings(table: Table) -> Grid:
     """Return the numbers of runs that diverged or failed."""
     rows = []

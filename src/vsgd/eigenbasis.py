@@ -12,7 +12,7 @@ A side has one of three kinds of basis. Its size tells them apart:
   stored side by side, width × 2r. Instead of the covariance C, a moving average of C U is stored, width × r.
 - none (1): the side keeps its own coordinates.
 
-Two limits determine the sizes. Rotation takes at most a quarter of the operations of a gradient. Bases and covariances
+Two limits determine the sizes. Rotation takes at most 30 % of the operations of a gradient. Bases and covariances
 take at most five times the memory of the parameters, or half a megabyte if that is more.
 
 All functions are pure and work with torch and JAX. `xp` is the library, `torch` or `jax.numpy`.
@@ -59,7 +59,7 @@ WIDEST = 2048
 RANK = 16
 """Number of leading directions of a side that has no full basis."""
 
-SHARE_OF_GRADIENT = 0.25
+SHARE_OF_GRADIENT = 0.3
 """Maximum operations of the rotation per step, as a fraction of those of a gradient."""
 
 ALLOWANCE = 2e7

@@ -85,7 +85,7 @@ def gradient_flops(grad_fn: Callable[..., Any], *args: Any) -> float:
 
 
 def plan(leaves: Sequence[tuple[tuple[int, ...], Any]], config: Config, flops: float | None) -> list[Tensor]:
-    """Return how parameters of these shapes and types are rotated, at a cost of at most a quarter of a gradient."""
+    """Return how parameters of these shapes and types are rotated, at a cost of at most 30 % of a gradient."""
     matrices = [matrix_shape(shape) for shape, _ in leaves]
     rotated = strategy_of(config).rotates(config)
     if flops is None:

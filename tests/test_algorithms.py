@@ -246,6 +246,12 @@ class TestNetworks:
             state = networks.progress(state, 1.0, 1e-6, step)
         assert state.horizon == 1
 
+    def test_expected_decrease_of_a_logarithmic_loss_is_that_of_as_many_steps_to_come(self):
+        state = networks.Progress(recent=0.0, earlier=0.0, horizon=1.0, spread=0.0)
+        for step in range(3000):
+            state = networks.progress(state, 10 - np.log(step + 1), 0.0, step)
+        assert networks.EXPECTED_DECREASE * (state.earlier - state.recent) == pytest.approx(np.log(2), rel=0.05)
+
     @pytest.mark.parametrize("step_of_outlier", [2, 50, 1000])
     def test_one_outlier_of_the_loss_has_no_lasting_effect_on_the_horizon(self, step_of_outlier):
         """The loss is noise around a constant, so the final horizon is 1, with and without the outlier."""
@@ -253,7 +259,7 @@ class TestNetworks:
         losses[step_of_outlier] += 1e6
         state, horizons = networks.Progress(recent=0.0, earlier=0.0, horizon=1.0, spread=0.0), []
         for step, loss in enumerate(losses):
-            state = networks.progress(state, loss, 0.02, step)
+            state = networks.progress(state, loss, 0.02 * networks.EXPECTED_DECREASE, step)
             horizons.append(state.horizon)
         assert max(horizons[step_of_outlier + 500 :]) < 1.1
         assert state.spread < 0.2

@@ -11,8 +11,8 @@
 7. The weights to evaluate are a moving average of the iterates. Its window grows while that lowers the loss:
    `averaging`.
 8. The bootstrap takes three minibatches instead of ten samples: `Networks.bootstrap`.
-9. Rates are optimal for a horizon of several steps, over which noise averages out. The horizon grows while the loss
-   decreases by more than the noise of the iterates costs: `progress`.
+9. Rates are optimal for a horizon of several steps, over which noise averages out. The horizon grows while the loss is
+   expected to decrease by more than the noise of the iterates costs: `progress`.
 10. Momentum along the drift of the iterates is switched on while gradients agree with it and the loss does not rise:
     `momentum`.
 11. If the number of steps per epoch is known, weight decay is estimated from gradient noise, curvature and weights:
@@ -162,6 +162,9 @@ MOMENTUM_GROWTH, MOMENTUM_FALL = 0.01, 0.1
 
 LOSS_RISE = 0.3
 """The loss rises if its recent average exceeds the earlier one by this many times the usual distance of a loss."""
+
+EXPECTED_DECREASE = 3.0
+"""Expected decrease of the loss in the steps to come, as a multiple of the recent one; see `progress`."""
 
 LOSS_OUTLIER = 10.0
 """A loss enters the averages of `Progress` at a distance of at most this many times the usual one."""
@@ -382,8 +385,11 @@ def progress(
     """Return the horizon after a minibatch. It grows while larger rates pay off.
 
     The optimal rate for one step is too small for many steps (Wu et al. 2018). Noise increases the loss immediately;
-    progress along flat directions pays off later, and noise averages out. The horizon grows while the recent decrease
+    progress along flat directions pays off later, and noise averages out. The horizon grows while the expected decrease
     of the loss exceeds `curvature_penalty`, and shrinks twice as fast otherwise.
+
+    The decrease is expected over as many steps as were taken. If the loss falls with the logarithm of their number, it
+    falls by log 2 = 0.69 units in these steps, and the two averages of the loss differ by 1/3 − 1/9 = 0.22 units.
 
     Args:
         state: the losses and the horizon so far.
@@ -399,7 +405,7 @@ def progress(
     recent = ema(state.recent, loss, 9 / (steps + 9))
     earlier = ema(state.earlier, loss, 3 / (steps + 3))
     spread = ema(state.spread, abs(deviation), 3 / (steps + 3))
-    pays = curvature_penalty < earlier - recent
+    pays = curvature_penalty < EXPECTED_DECREASE * (earlier - recent)
     horizon = state.horizon * (1 + pays * 0.0045 - (pays == 0) * 0.009)
     return Progress(recent, earlier, clip(larger(horizon, 1 + 0 * horizon), config.max_horizon), spread)
 

@@ -1,4 +1,4 @@
-"""Settings of all tests: a cache folder for compiled code, and Ctrl-C ends subprocesses."""
+"""Settings of all tests: a cache folder for compiled code, one thread per process, and Ctrl-C ends subprocesses."""
 
 import os
 import signal
@@ -6,6 +6,10 @@ from pathlib import Path
 
 # not in the cache folder of the user
 os.environ["XDG_CACHE_HOME"] = str(Path(__file__).parents[1] / ".cache")
+
+# threads of BLAS and OpenMP that wait for each other on busy cores take many times as long as one thread
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 # shells ignore SIGINT for background processes
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -72,7 +72,7 @@ def mean_by_time(returns: Iterable[Tensor]) -> Tensor:
 def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
     """Learn a policy from whole episodes, two for each update. Return the sum of rewards of each episode.
 
-    The baseline is the mean return at the same time step over the last ten episodes.
+    The baseline is the mean return at the same time step over the last twenty episodes.
     """
     policy = mlp(2)
     opt = VSGD(policy.parameters())
@@ -83,7 +83,7 @@ def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
 
     rollout = opt.iterates()(play)
     scores: list[float] = []
-    recent: deque[Tensor] = deque(maxlen=10)
+    recent: deque[Tensor] = deque(maxlen=20)
     while len(scores) < episodes and not is_solved(scores):
         played = [rollout(env, 100_000 * seed + len(scores) + k, act) for k in range(2)]
         scores += [float(episode.rewards.sum()) for episode in played]
@@ -91,12 +91,13 @@ def reinforce(env: gymnasium.Env, episodes: int, seed: int) -> list[float]:
         recent.extend(returns)
         baseline = mean_by_time(recent)
         advantages = torch.cat([each - baseline[: len(each)] for each in returns])
-        weights = advantages / (advantages.std() + 1e-6)
         observations = torch.cat([episode.observations for episode in played])
         actions = torch.cat([episode.actions for episode in played])
 
-        def loss(observations: Tensor = observations, actions: Tensor = actions, weights: Tensor = weights) -> Tensor:
-            return -(weights * Categorical(logits=policy(observations)).log_prob(actions)).mean()
+        def loss(
+            observations: Tensor = observations, actions: Tensor = actions, advantages: Tensor = advantages
+        ) -> Tensor:
+            return -(advantages * Categorical(logits=policy(observations)).log_prob(actions)).mean()
 
         opt.minimize(loss)
     return scores

@@ -1,7 +1,8 @@
 """Measure updates and seconds to a target by width, depth and minibatch size, of vSGD relative to AdamW.
 
-    python benchmarks/scaling.py --out report/scaling              # MLPs, minutes
-    VSGD_DATA=... python benchmarks/scaling.py --full --out ...    # MLPs and GPTs over two decades, hours
+    python benchmarks/scaling.py                             # MLPs, a minute
+    python benchmarks/scaling.py --full mlp                  # MLPs over two decades of width, minutes
+    VSGD_DATA=... python benchmarks/scaling.py --full gpt    # GPTs over two decades of width, hours
 
 One size is varied at a time; the others have their middle value. The target is 1.02 times the final held-out loss of
 AdamW with 5 % warm-up, cosine decay and the best learning rate of a grid. AdamW therefore reaches it near the end of
@@ -76,6 +77,7 @@ TRANSFORMER = Family(
     Sizes(64, 2, 16),
     {"width": (8, 16, 64, 128, 256, 512), "depth": (1, 2, 4, 8, 16), "batch": (4, 16, 64, 256)},
 )
+FULL = {family.name: family for family in (MLP, TRANSFORMER)}
 BUILD = {"mlp": (mlp, 10, ()), "gpt": (gpt, 1, SHAKESPEARE)}
 
 
@@ -130,14 +132,14 @@ def draw(table: Table, families: list[Family]) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="MLPs and GPTs over two decades")
+    parser.add_argument("--full", nargs="+", choices=list(FULL), default=[], help="networks over two decades of width")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--stored", action="store_true", help="draw the stored runs, without training")
     parser.add_argument("--out", type=Path, default=Path("report/scaling"), help="folder of runs and figure")
     arguments = parser.parse_args()
 
-    families = [MLP, TRANSFORMER] if arguments.full else [SMALL_MLP]
+    families = [FULL[name] for name in arguments.full] or [SMALL_MLP]
     tasks = {task.name: task for family in families for axis in AXES for task in along(family, axis).values()}
     runs = Runs(arguments.out, "scaling")
     if not arguments.stored:

@@ -37,10 +37,12 @@ pages:
 	$(COMPARE) --suite unseen $(call rates,unseen)
 	$(COMPARE) --suite science --seeds $(SCIENCE_SEEDS)
 	$(COMPARE) --ablations --seeds 2
+	$(COMPARE) --sensitivity --seeds 2
 	$(COMPARE) --stress --seeds 1
 	cp $(RUNS)/small/results.md docs/results-networks.md
-	for suite in large unseen science ablations stress; do cp $(RUNS)/$$suite/results.md docs/results-$$suite.md; done
+	for suite in large unseen science ablations sensitivity stress; do cp $(RUNS)/$$suite/results.md docs/results-$$suite.md; done
 	cp $(RUNS)/large/profiles.png docs/figures/profiles.png
+	cp $(RUNS)/sensitivity/sensitivity.png docs/figures/sensitivity.png
 	$(BIN)/python scripts/readme_tables.py
 
 docs-site: $(VENV)/.test run  ## build the documentation: site/index.html

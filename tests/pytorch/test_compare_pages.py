@@ -391,6 +391,7 @@ def test_bad_input_is_one_clear_line(arguments, words, tmp_path, capsys):
         ("unseen", "unseen", ["--suite", "unseen", "--rates", "unseen/rates.json"]),
         ("science", "science", ["--suite", "science", "--seeds", "3"]),
         ("ablations", "ablations", ["--ablations", "--seeds", "2"]),
+        ("sensitivity", "sensitivity", ["--sensitivity", "--seeds", "2"]),
         ("stress", "stress", ["--stress", "--seeds", "1"]),
     ],
 )

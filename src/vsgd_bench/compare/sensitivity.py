@@ -26,6 +26,7 @@ NAMES = ("digits-mlp", "digits-autoencoder", "rotated", "vae", "mixer", "waves")
 
 FACTORS = (0.5, 2.0)
 COLORS = {0.5: BLUE, 2.0: ORANGE}
+COARSE_TICKS, FINE_TICKS = (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10), (0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 2)
 MARKERS = {0.5: "o", 2.0: "s"}
 
 CONSTANTS = tuple(name for name in NETWORKS._fields if not isinstance(getattr(NETWORKS, name), bool))
@@ -103,7 +104,8 @@ def draw_sensitivity(table: Table) -> Canvas:
     limit = 1.1 * max(spread_of(values.values()) for values in found.values()) or 0.1
     axes.set_xscale("log")
     axes.set_xlim(math.exp(-limit), math.exp(limit))
-    ticks = [t for t in (0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 2, 5, 10) if abs(math.log(t)) <= limit]
+    candidates = COARSE_TICKS if limit > math.log(2) else FINE_TICKS
+    ticks = [tick for tick in candidates if abs(math.log(tick)) <= limit]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_yticks(range(len(order)), order)

@@ -66,6 +66,33 @@ def test_running_statistics_are_updated_once(compiled):
     assert model[1].num_batches_tracked == 1
 
 
+def test_a_buffer_that_a_module_adds_later_is_restored_after_a_probe():
+    class Counter(nn.Module):
+        def forward(self, x):
+            if calls[0] == 5:  # registered after the parts of the model are known
+                self.register_buffer("calls", torch.zeros(()))
+            calls[0] += 1
+            if hasattr(self, "calls"):
+                self.calls += 1
+            return x
+
+    torch.manual_seed(0)
+    calls = [0]
+    counter = Counter()
+    model = nn.Sequential(nn.Linear(6, 8), counter, nn.Linear(8, 3))
+    opt = VSGD(model.parameters())
+    probes = steps = 0
+    for _ in range(40):
+        before = calls[0]
+        opt.step(closure_for(model, opt))
+        opt.zero_grad()
+        if hasattr(counter, "calls"):
+            steps += 1
+            probes += calls[0] - before > 1
+    assert probes > 0
+    assert counter.calls == steps
+
+
 @pytest.mark.parametrize(
     "make", [lambda m: VSGD(m.parameters()), lambda m: VSGD(m.parameters(), per_sample=m)], ids=["minibatch", "samples"]
 )

@@ -20,14 +20,16 @@ class PendingReports:
     def __init__(self) -> None:
         self._reports: list[tuple[Group, Report]] = []
         self._loss: Any = 0.0
+        self._are_read = True
+        """Whether all numbers are on the CPU."""
 
     def put(self, reports: list[tuple[Group, Report]], loss: Tensor) -> None:
         """Remember the reports of a step, and its loss."""
-        self._reports, self._loss = reports, loss
+        self._reports, self._loss, self._are_read = reports, loss, False
 
     def numbers(self) -> list[Any]:
-        """Return the loss and all numbers of the reports, which may be on a device."""
-        if not self._reports:
+        """Return the loss and all numbers of the reports that may be on a device; nothing if none is."""
+        if not self._reports or self._are_read:
             return []
         numbers: list[Any] = [self._loss]
         for _, report in self._reports:
@@ -36,6 +38,7 @@ class PendingReports:
 
     def set_numbers(self, values: list[float]) -> None:
         """Replace `numbers` by their values on the CPU."""
+        self._are_read = True
         if values:
             self._loss, products, penalties = values[0], values[1::2], values[2::2]
             self._reports = [
@@ -55,7 +58,8 @@ class PendingReports:
         """
         if not self._reports:
             return
-        self.set_numbers(read_numbers(self.numbers()))
+        if not self._are_read:
+            self.set_numbers(read_numbers(self.numbers()))
         reports, self._reports = self._reports, []
         for group in groups:
             own, config = [report for each, report in reports if each is group], group["algorithm"]

@@ -91,7 +91,7 @@ class Blocks:
         The state of a parameter becomes that of a table if its rows are now counted separately. Return whether any
         state is new. Parameters then hold the averaged weights, and the blocks must be opened again.
         """
-        tables = {p for p, grad in grads.items() if sampling.counts_rows(p, grad)}
+        tables = sampling.tables(grads)
         fresh = [p for p in grads if not states.get(p)]
         changed = [p for p in tables if states.get(p) and not is_table(states[p])]
         if not fresh and not changed:
@@ -168,10 +168,11 @@ def check_numbers(updates: list[Update], losses: list[Tensor], pending: list[Any
     """
     checks = [update.block.check(update) for update in updates]
     known = read_numbers([*itertools.chain.from_iterable(checks), *losses, *pending])
-    usable, norms, long = (known[start : 3 * len(checks) : 3] for start in range(3))
+    end = 3 * len(checks)
+    usable, norms, long = known[0:end:3], known[1:end:3], known[2:end:3]
     # the norm of a gradient that is rounding, as that of a bias before BatchNorm, varies without a reason
     is_long = max(long, default=0) > ROUNDING**2 * max(norms, default=0)
-    values, read = known[3 * len(checks) :][: len(losses)], known[3 * len(checks) + len(losses) :]
+    values, read = known[end:][: len(losses)], known[end + len(losses) :]
     return all(usable) and all(map(math.isfinite, values)), is_long, read
 
 
@@ -209,7 +210,7 @@ def members_of(groups: Iterable[Group], states: dict[Tensor, ParamState]) -> Any
     each parameter that has state.
     """
     members = [(id(group), group["algorithm"], *map(id, group["params"])) for group in groups]
-    fields = itertools.chain.from_iterable(state.values() for state in states.values())
+    fields = itertools.chain.from_iterable(map(dict.values, states.values()))
     kinds = [(p.shape, p.dtype, p.device) for p in states if isinstance(p, Tensor)]
     return members, [*map(id, fields)], kinds
 

@@ -175,11 +175,12 @@ class LeftGradients:
     """Detects gradients that were accumulated after a step, which the next step would discard."""
 
     def __init__(self) -> None:
-        self._left: dict[Tensor, tuple[ReferenceType[Tensor], int]] = {}
+        self._left: dict[int, tuple[ReferenceType[Tensor], int]] = {}
+        """Gradient and its version, by the `id` of the parameter."""
 
     def remember(self, parameters: Iterable[Tensor]) -> None:
         """Store references to the current gradients, and their versions."""
-        self._left = {p: (ref(p.grad), p.grad._version) for p in parameters if p.grad is not None}
+        self._left = {id(p): (ref(p.grad), p.grad._version) for p in parameters if p.grad is not None}
 
     def check(self, parameters: Iterable[Tensor]) -> None:
         """Raise RuntimeError if one of the parameters has another gradient."""
@@ -187,7 +188,7 @@ class LeftGradients:
             grad: Tensor | None = getattr(parameter, "grad", None)  # a key that a user has added may be anything
             if grad is None:
                 continue
-            left, version = self._left.get(parameter, (None, -1))
+            left, version = self._left.get(id(parameter), (None, -1))
             is_left = left is not None and left() is grad and version == grad._version
             if not is_left and bool(grad.norm() != 0):
                 raise RuntimeError(OTHER_GRADIENTS + remedy())

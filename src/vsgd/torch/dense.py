@@ -192,19 +192,19 @@ class DenseBlock:
         return self._rotate(flat, self.coordinates.memory_for(name), backwards=True) if self._stacks else flat
 
     def _rotate(self, flat: Tensor, out: Tensor, backwards: bool) -> Tensor:
-        for stack in self._stacks:
-            multiply(self._products(stack, flat, out, backwards))
+        multiply(self._products(self._stacks, flat, out, backwards))
         end = self._stacks[-1].coordinates.stop
         if end < flat.numel():
             out[end:].copy_(flat[end:])
         return out
 
-    def _products(self, stack: Stack, flat: Tensor, out: Tensor, backwards: bool) -> list[Product]:
-        """Return the products that rotate a stack. They are planned once for memory that is used again."""
-        key = stack.parameters.start, stack.parameters.stop, flat.data_ptr(), out.data_ptr(), backwards
+    def _products(self, stacks: Sequence[Stack], flat: Tensor, out: Tensor, backwards: bool) -> list[Product]:
+        """Return the products that rotate adjacent stacks. They are planned once for memory that is used again."""
+        key = stacks[0].parameters.start, stacks[-1].parameters.stop, flat.data_ptr(), out.data_ptr(), backwards
         products = self._rotations.get(key)
         if products is None:
-            products = rotation(stack, flat, self.coordinates.memory_for("half"), out, backwards)
+            half = self.coordinates.memory_for("half")
+            products = [each for stack in stacks for each in rotation(stack, flat, half, out, backwards)]
             if self._stays(flat) and self._stays(out):
                 self._rotations[key] = products
         return products
@@ -261,7 +261,7 @@ class DenseBlock:
         report = learn_and_move(self.coordinates, inputs, self.rule, rotation)
         self._update_bases(batch.plain_grad, batch.counts)
         group["samples"] = max(batch.counts.tolist()) or group["samples"]
-        return report._replace(outliers=dict(zip(self.parameters, report.outliers, strict=True)))
+        return report._replace(outliers=dict(zip(map(id, self.parameters), report.outliers, strict=True)))
 
     def _update_bases(self, plain_grad: Tensor, counts: Tensor) -> None:
         """Let the bases follow the gradient. ḡ is rotated with them; the other statistics stay."""
@@ -289,10 +289,10 @@ class DenseBlock:
             own, mean = self.coordinates.memory_for("back"), self.coordinates.grad
             is_compact = mean.dtype != own.dtype
             mean = mean.to(own.dtype) if is_compact else mean
-            multiply(self._products(stack, mean, own, True))
+            multiply(self._products([stack], mean, own, True))
             with no_autocast(plain_grad.device):
                 refresh(stack.basis, steps)
-            multiply(self._products(stack, own, mean, False))
+            multiply(self._products([stack], own, mean, False))
             if is_compact:
                 self.coordinates.grad[place].copy_(mean[place])
 

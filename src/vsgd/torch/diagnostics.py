@@ -124,7 +124,7 @@ class Diagnosis(NamedTuple):
 def diagnose(
     groups: list[dict[str, Any]],
     states: dict[Tensor, ParamState],
-    outliers: dict[Tensor, Tensor],
+    outliers: dict[int, Any],
     noise: Noise,
     sample: str,
     buffer_bytes: int,
@@ -134,7 +134,7 @@ def diagnose(
     Args:
         groups: parameter groups.
         states: state of each parameter.
-        outliers: number of outliers of each parameter in the last minibatch.
+        outliers: number of outliers of each parameter in the last minibatch, by the `id` of the parameter.
         noise: noise of the last steps.
         sample: what a sample is, in the plural.
         buffer_bytes: memory of the optimizer besides its state.
@@ -144,7 +144,7 @@ def diagnose(
         for index, parameter in enumerate(group["params"]):
             if states.get(parameter):
                 names = group.get("param_names") or {index: f"group {number}, parameter {index}"}
-                count = float(outliers.get(parameter, 0))
+                count = float(outliers.get(id(parameter), 0))
                 found.append(tensor_info(names[index], parameter, states[parameter], group, count))
     scale = noise_scale(Noise(sum(sums[0] for _, sums in found), sum(sums[1] for _, sums in found)))
     if noise.steps:

@@ -183,7 +183,7 @@ class TableBlock:
         inputs = Inputs(batch, update.delta, rates_of(self.group), weight, samples, starts)
         outliers = learn_and_move(coordinates, inputs, self.rule, None).outliers.sum()
         self._store(rows, coordinates)
-        return Report(products=0.0, penalty=None, outliers={self.parameter: outliers})
+        return Report(products=0.0, penalty=None, outliers={id(self.parameter): outliers})
 
     def _store(self, rows: Tensor, coordinates: Coordinates) -> None:
         self._put(self.parameter, rows, coordinates.theta)

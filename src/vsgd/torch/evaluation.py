@@ -19,7 +19,7 @@ from vsgd.torch.distributed.messages import DifferenceError, PeerError, Processe
 from vsgd.torch.distributed.shards import is_sharded, local_of
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.process import used_by
-from vsgd.torch.replay import Closure, Replay, Saving
+from vsgd.torch.replay import Closure, KnownParts, Replay, Saving
 
 MIN_GRADIENT = 1e-15
 """Squares of smaller gradients vanish in float32."""
@@ -69,7 +69,21 @@ class Run:
         scaler: Any,
         recorder: Recorder | None,
         processes: Processes,
+        others: list[Any],
+        known: KnownParts,
     ):
+        """Prepare the evaluations of a step.
+
+        Args:
+            optimizer: that takes the step.
+            closures: one per micro-batch.
+            scaler: of the gradients, or None.
+            recorder: of the rows of the minibatch, or None.
+            processes: that train the same model.
+            others: optimizers that may be companions.
+            known: parts of modules, see `Replay`.
+        """
+        self._others = others
         self._optimizer, self._scaler, self._recorder = optimizer, scaler, recorder
         self._groups = optimizer.param_groups
         self.parameters = [p for group in self._groups for p in group["params"]]
@@ -79,7 +93,7 @@ class Run:
         """Whether no parameter has state yet."""
         self.companions = ExitStack()
         """Contexts in which the networks of other optimizers hold their iterates, until the step ends."""
-        self.replays = [Replay(closure, set(self.parameters)) for closure in closures]
+        self.replays = [Replay(closure, self.parameters, known) for closure in closures]
         self.first: list[Evaluation] = []
         """Evaluations at the iterates. Their losses become the mean over all processes once numbers are checked."""
         self._before = [p.grad for p in self.parameters]
@@ -96,23 +110,23 @@ class Run:
         """Mean loss of the first evaluations."""
         return self.first[0].loss if len(self.first) == 1 else torch.stack([e.loss for e in self.first]).mean()
 
-    def evaluate(self, candidates: list[Any], known: Any) -> list[Evaluation]:
+    def evaluate(self, known: Any) -> list[Evaluation]:
         """Evaluate the closures at the iterates, those of companions included.
 
         If a closure turns out to use another optimizer that was not a known companion, all are repeated.
 
         Args:
-            candidates: optimizers that may be companions.
-            known: those that are known to be; what is found is added.
+            known: the optimizers that are known to be companions; what is found is added.
         """
-        watched = [p for other in candidates for p in other.parameter_set()]
-        for other in known.intersection(candidates):
-            self.companions.enter_context(other.iterates())
+        watched = [p for other in self._others for p in other.parameter_set()]
+        for other in self._others:
+            if other in known:
+                self.companions.enter_context(other.iterates())
         while True:
             self.first = [self._evaluate(partial(replay.first, watched)) for replay in self.replays]
-            others = [other for other in candidates if other not in known]
-            found = used_by([replay.saved for replay in self.replays], others)
-            known.update(found)
+            found = used_by([replay.saved for replay in self.replays], [o for o in self._others if o not in known])
+            for other in found:
+                known.add(other)
             if not found or self.processes.size > 1:  # one process alone must not call its closure again
                 break
             for replay in reversed(self.replays):
@@ -216,7 +230,8 @@ class Run:
                 if parameter.grad is not None and parameter.numel():
                     if parameter.grad.shape != parameter.shape:
                         raise RuntimeError(RESHAPED.format(*map(tuple, (parameter.grad.shape, parameter.shape))))
-                    grads[parameter] = own_gradient(local_of(parameter.grad), scale)
+                    grad = parameter.grad if type(parameter.grad) is Tensor else local_of(parameter.grad)
+                    grads[parameter] = own_gradient(grad, scale)
         if not grads:
             raise RuntimeError(
                 "the closure left no gradient: it must call loss.backward(), on a loss that depends on the parameters "

@@ -43,8 +43,8 @@ class RowMoments(NamedTuple):
 class Sampling(Protocol):
     """The samples of one step."""
 
-    def counts_rows(self, parameter: Tensor, grad: Tensor) -> bool:
-        """Return whether the rows of this parameter have counts of their own."""
+    def tables(self, grads: Grads) -> set[Tensor]:
+        """Return the parameters whose rows have counts of their own."""
 
     def dense(self, block: DenseBlock) -> BatchMoments:
         """Return the moments of the first gradients, in the order of the block's buffers."""
@@ -71,8 +71,8 @@ class Minibatch:
     def __init__(self, first: Sequence[Evaluation]):
         self._first, self._second = first[0].grads, Grads()
 
-    def counts_rows(self, parameter: Tensor, grad: Tensor) -> bool:
-        return grad.is_sparse and has_rows(parameter)
+    def tables(self, grads: Grads) -> set[Tensor]:
+        return sparse_tables(grads)
 
     def dense(self, block: DenseBlock) -> BatchMoments:
         grads = [self._first.get(p) for p in block.parameters]
@@ -104,6 +104,11 @@ class Minibatch:
         if not torch.equal(rows, found.rows):
             raise RuntimeError(OTHER_ROWS)
         return found.batch._replace(probed_grad=values.reshape(-1))
+
+
+def sparse_tables(grads: Grads) -> set[Tensor]:
+    """Return the parameters with several rows and a sparse gradient."""
+    return {parameter for parameter, grad in grads.items() if grad.is_sparse and has_rows(parameter)}
 
 
 def has_rows(parameter: Tensor) -> bool:
@@ -154,8 +159,8 @@ class MicroBatches:
         self._first, self._second = [e.grads for e in first], list[Grads]()
         self._processes = processes
 
-    def counts_rows(self, parameter: Tensor, grad: Tensor) -> bool:
-        return grad.is_sparse and has_rows(parameter)
+    def tables(self, grads: Grads) -> set[Tensor]:
+        return sparse_tables(grads)
 
     def dense(self, block: DenseBlock) -> BatchMoments:
         hits = [self._hits(p) for p in block.parameters]
@@ -327,10 +332,13 @@ class RowSamples:
         self._is_probed = False
         self._totals = self._sums(None, set(tables), {})
 
-    def counts_rows(self, parameter: Tensor, grad: Tensor) -> bool:
-        sums = self._totals.sums.get(parameter)
-        by_sums = isinstance(sums, RowSums) or (sums is not None and sums.count is not None)
-        return has_rows(parameter) and (grad.is_sparse or by_sums)
+    def tables(self, grads: Grads) -> set[Tensor]:
+        by_sums = {
+            parameter
+            for parameter, sums in self._totals.sums.items()
+            if isinstance(sums, RowSums) or sums.count is not None
+        }
+        return sparse_tables(grads) | {parameter for parameter in by_sums & grads.keys() if has_rows(parameter)}
 
     def dense(self, block: DenseBlock) -> BatchMoments:
         totals = self._totals

@@ -41,7 +41,7 @@ from vsgd.torch.process import (
     register,
     trained_in_turn,
 )
-from vsgd.torch.replay import Closure
+from vsgd.torch.replay import Closure, KnownParts
 from vsgd.torch.settings import (
     LearningRateWatch,
     Rows,
@@ -214,7 +214,7 @@ class VSGD(Optimizer):
         """
         with DeferredSignals(), torch.no_grad():
             with self._transaction(check_closures(closure), scaler) as run:
-                run.evaluate(trained_in_turn(self), self._companions)
+                run.evaluate(self._companions)
                 run.check_closures()
                 sampling = self._sampling(run)
                 updates = self._collect(run, sampling)
@@ -283,7 +283,7 @@ class VSGD(Optimizer):
             except NotFinite:
                 self._restore(states, flops)
                 run.undo()
-                self._left.remember(self._parameters())
+                self._left.remember(run.parameters)
                 self._skip(run.first[0].loss)
             except BaseException as error:
                 if not taken:
@@ -295,7 +295,7 @@ class VSGD(Optimizer):
             finally:
                 if was_open:
                     self._open()
-            self._left.remember(self._parameters())
+            self._left.remember(run.parameters)
             self.turns = next_turn(self.turns)
             self.last_loss = run.loss
         finally:
@@ -304,15 +304,17 @@ class VSGD(Optimizer):
     def _start(self, closures: list[Closure], scaler: Any) -> Run:
         """Check that a step can be taken, and return its evaluations. Nothing has been evaluated yet."""
         parameters = self._parameters()
-        check_initialized(parameters)
-        if is_last_to_step(self):  # another one may have left gradients here, as networks do that compete
+        if len(self.state) < len(parameters):
+            check_initialized(parameters)
+        others = trained_in_turn(self)
+        if is_last_to_step(self, others):  # another one may have left gradients here, as networks do that compete
             self._left.check(self.state)
-        check_unshared(self)
+        check_unshared(self, others)
         if self._rows is not None and len(closures) > 1:
             raise TypeError("with per_sample every row is a sample; give one closure, or leave per_sample out")
         self._update_blocks()
         processes = self._connect_processes(len(closures))
-        return Run(self, closures, scaler, self._rows and self._rows.recorder, processes)
+        return Run(self, closures, scaler, self._rows and self._rows.recorder, processes, others, self._known_parts)
 
     def _restore(self, states: dict[Tensor, ParamState], flops: list[float]) -> None:
         """Restore parameters and state."""
@@ -362,8 +364,10 @@ class VSGD(Optimizer):
 
     def _probe_is_due(self, run: Run, updates: list[Update]) -> bool:
         """Return whether any process needs a second gradient."""
-        # a single process need not wait for the numbers if a probe is due anyway
-        return (run.processes.size == 1 and probe_is_due(updates)) or self._check_numbers(run, updates, [])
+        is_due = probe_is_due(updates)
+        if is_due and run.processes.size == 1:
+            return True  # a single process need not wait for the numbers
+        return self._check_numbers(run, updates, [], is_due)
 
     def _probe(self, updates: list[Update]) -> list[Update]:
         """Let the parameters hold the probed iterates. Return the updates with the offsets."""
@@ -380,10 +384,18 @@ class VSGD(Optimizer):
         run.restore_gradients()
         return updates
 
-    def _check_numbers(self, run: Run, updates: list[Update], second: list[Evaluation]) -> bool:
+    def _check_numbers(
+        self, run: Run, updates: list[Update], second: list[Evaluation], probe_is_planned: bool = False
+    ) -> bool:
         """Return whether any process wants to probe. The losses of the run become the mean over all processes.
 
         This synchronizes with the device. A step without `per_sample` and second gradient does so only here.
+
+        Args:
+            run: the evaluations.
+            updates: of all blocks.
+            second: the evaluations at the probed iterates, if there were any.
+            probe_is_planned: whether a probe is due even if no gradient is long.
 
         Raises:
             NotFinite: a number is not usable, in any process.
@@ -391,7 +403,8 @@ class VSGD(Optimizer):
         losses = [evaluation.loss for evaluation in (*run.first, *second)]
         usable, long, pending = check_numbers(updates, losses, self._reports.numbers())
         self._reports.set_numbers(pending)
-        usable, probing = reduce_checks(run.processes, run.first, usable, probe_is_due(updates, long))
+        probing = probe_is_planned or (long and probe_is_due(updates, long))
+        usable, probing = reduce_checks(run.processes, run.first, usable, probing)
         if not usable:
             run.give_up()
         return probing
@@ -517,8 +530,9 @@ class VSGD(Optimizer):
         self._lr_watch = LearningRateWatch()
         self._reports = PendingReports()
         self._left = LeftGradients()
+        self._known_parts: KnownParts = {}
         self._companions: WeakSet[VSGD] = WeakSet()
-        self._outliers: dict[Tensor, Tensor] = {}
+        self._outliers: dict[int, Any] = {}
         self._noise = Noise()
         self.step_noise = None
         self.last_loss = None

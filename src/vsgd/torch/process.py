@@ -299,21 +299,21 @@ def next_turn(turns: Turns) -> Turns:
     return Turns(turns.first or now, now)
 
 
-def is_last_to_step(own: VSGD) -> bool:
-    """Return whether this optimizer has taken a step and no other has taken one since."""
-    return own.turns.last > 0 and all(other.turns.last <= own.turns.last for other in list(OPTIMIZERS))
-
-
-def check_unshared(own: VSGD) -> None:
-    """Raise RuntimeError if another optimizer has changed parameters of this one since its last step."""
-    for other in list(OPTIMIZERS):
-        if other.turns.last > own.turns.last > 0 and not own.parameter_set().isdisjoint(other.parameter_set()):
-            raise RuntimeError(SHARED_PARAMETERS)
-
-
 def trained_in_turn(own: VSGD) -> list[VSGD]:
     """Return the optimizers that have taken a step since the first step of this one."""
     return [other for other in list(OPTIMIZERS) if other is not own and other.turns.last > own.turns.first > 0]
+
+
+def is_last_to_step(own: VSGD, others: Iterable[VSGD]) -> bool:
+    """Return whether this optimizer has taken a step, and none of those `trained_in_turn` has taken one since."""
+    return own.turns.last > 0 and all(other.turns.last <= own.turns.last for other in others)
+
+
+def check_unshared(own: VSGD, others: Iterable[VSGD]) -> None:
+    """Raise RuntimeError if one of those `trained_in_turn` has changed parameters of `own` since its last step."""
+    for other in others:
+        if other.turns.last > own.turns.last and not own.parameter_set().isdisjoint(other.parameter_set()):
+            raise RuntimeError(SHARED_PARAMETERS)
 
 
 def used_by(savings: Iterable[Saving], candidates: Sequence[VSGD]) -> list[VSGD]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -70,38 +70,69 @@ class SavedGradient(NamedTuple):
         return self.grad.is_sparse or not torch.equal(self.grad, self.value)
 
 
+class Parts(NamedTuple):
+    """What there is to save of a module that closures call."""
+
+    modules: list[nn.Module]
+    """The module and its parts."""
+    buffers: list[tuple[nn.Module, str]]
+    """Modules and names of their buffers."""
+    parameters: list[Tensor]
+
+
+def parts_of(module: nn.Module) -> Parts:
+    """Return what there is to save of a module."""
+    modules = list(module.modules())
+    has_buffers = next(module.buffers(), None) is not None
+    buffers = [(part, name) for part in modules if has_buffers for name, _ in part.named_buffers(recurse=False)]
+    return Parts(modules, buffers, list(module.parameters()))
+
+
+KnownParts = dict[int, Parts]
+"""The parts of modules that closures called, by the `id` of the module."""
+
+
 class Saving:
     """What an evaluation may change besides the gradients of the optimizer's own parameters, as it was before."""
 
-    def __init__(self, own: Collection[Tensor] = ()):
-        self.own = own
-        """Parameters of the optimizer, whose gradients are not saved."""
+    def __init__(self, own: Iterable[Tensor] = (), known: KnownParts | None = None):
+        """Save nothing yet.
+
+        Args:
+            own: the optimizer's parameters, whose gradients will not be saved.
+            known: parts of modules from an earlier evaluation. The walk through a module takes long in a small network.
+        """
+        self.called: KnownParts = {}
+        """Parts of the modules that were called."""
+        self._known = known or {}
+        self._skipped = set(map(id, own))
+        """The `id` of tensors whose gradients are the optimizer's own, or are saved already."""
         self.modules: dict[int, nn.Module] = {}
         """Modules that were called, and their parts, by `id`."""
         self.buffers: list[SavedBuffer] = []
         self.gradients: list[SavedGradient] = []
         self.values: dict[nn.Module, float] = {}
         """Values per channel that came to a normalization at its last call; not known in compiled code."""
-        self._saved: set[Tensor] = set()
 
     def save_module(self, module: nn.Module) -> None:
         """Save the buffers and gradients of a module that is about to be called, and of its parts."""
-        # a part that was called before the whole was saved then, and may have changed since
-        parts = [part for part in module.modules() if id(part) not in self.modules]
-        self.modules.update((id(part), part) for part in parts)
-        self.save_gradients(module.parameters())
-        if next(module.buffers(), None) is None:
-            return
-        for part in parts:
-            for name, buffer in part.named_buffers(recurse=False):
-                if not nn.parameter.is_lazy(buffer):
-                    self.buffers.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
+        parts = self._known.get(id(module))
+        if parts is None or parts.modules[0] is not module:
+            parts = parts_of(module)
+        self.called[id(module)] = parts
+        self.save_gradients(parts.parameters)
+        for part, name in parts.buffers:
+            buffer = getattr(part, name, None)
+            # a part that was called before the whole was saved then, and may have changed since
+            if id(part) not in self.modules and buffer is not None and not nn.parameter.is_lazy(buffer):
+                self.buffers.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
+        self.modules.update(zip(map(id, parts.modules), parts.modules, strict=True))
 
     def save_gradients(self, tensors: Iterable[Tensor]) -> None:
         """Save the gradients of leaf tensors that are not the optimizer's own."""
         for tensor in tensors:
-            if tensor.requires_grad and tensor not in self.own and tensor not in self._saved:
-                self._saved.add(tensor)
+            if tensor.requires_grad and id(tensor) not in self._skipped:
+                self._skipped.add(id(tensor))
                 value = None if tensor.grad is None else tensor.grad.detach().clone()
                 self.gradients.append(SavedGradient(tensor, tensor.grad, value))
 
@@ -128,10 +159,10 @@ def save_module(module: nn.Module, args: Any) -> None:
 
 
 @contextmanager
-def saving_state(own: Collection[Tensor] = ()) -> Iterator[Saving]:
+def saving_state(own: Iterable[Tensor] = (), known: KnownParts | None = None) -> Iterator[Saving]:
     """Save what closures may change within, as it is before the first call of each module in this thread."""
     call_before_forward(save_module)
-    saving = Saving(own)
+    saving = Saving(own, known)
     token = _SAVING.set((*_SAVING.get(), saving))
     try:
         yield saving
@@ -156,9 +187,18 @@ def leaves_of(loss: Any) -> list[Tensor]:
 class Replay:
     """The evaluations of one minibatch: `first` runs the closure, `again` runs it without leaving a trace."""
 
-    def __init__(self, closure: Closure, own: Collection[Tensor]):
+    def __init__(self, closure: Closure, own: Sequence[Tensor], known: KnownParts):
+        """Prepare the evaluations of a closure.
+
+        Args:
+            closure: that computes the loss.
+            own: the optimizer's parameters.
+            known: parts of the modules that closures called in earlier steps. `again` updates it, so that a buffer
+                that was added to a known module is restored after every second evaluation.
+        """
         self._closure = closure
         self._own = own
+        self._known = known
         self._random_before: RandomState = {}
         self._loss: Any = None
         self.saved = Saving()
@@ -168,7 +208,7 @@ class Replay:
         """Run the closure. Parameters of other optimizers are among `others` if their gradients may change."""
         self._random_before = random_state(self._own)
         torch.clear_autocast_cache()  # autocast around several steps holds casts of earlier weights
-        with saving_state(self._own) as self.saved, torch.enable_grad():
+        with saving_state(self._own, self._known) as self.saved, torch.enable_grad():
             self.saved.save_gradients(others)
             self._loss = call_user(self._closure)
             return self._loss
@@ -189,6 +229,8 @@ class Replay:
                     return result
                 finally:
                     saved.restore()
+                    self._known.clear()
+                    self._known.update(saved.called)
         except RuntimeError as error:
             if "backward through the graph a second time" in str(error):
                 raise RuntimeError(FORWARD_OUTSIDE) from error

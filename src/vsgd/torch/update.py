@@ -26,7 +26,7 @@ class Report(NamedTuple):
     penalty: Any
     """½ (θ−θ̄)ᵀ|H|(θ−θ̄) before the step; None if it was not measured."""
     outliers: Any
-    """Number of outliers of each segment; that of each parameter in a dictionary, in the report of a block."""
+    """Number of outliers of each segment; in the report of a block, a dictionary by the `id` of each parameter."""
 
 
 class Rule(NamedTuple):

@@ -300,10 +300,10 @@ def raised_by_all(step: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(step)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         opt: Any = args[0]
-        processes: Processes = opt.processes()
         try:
             return step(*args, **kwargs)
         except Exception as error:
+            processes: Processes = opt.processes()
             processes.share(error)
 
     return call

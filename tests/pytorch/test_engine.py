@@ -9,7 +9,8 @@ import torch
 from vsgd import NETWORKS, PAPER, jit
 from vsgd.algorithms.networks import momentum_weight
 from vsgd.algorithms.strategy import Rates, Totals, strategy_of
-from vsgd.torch import engine_numba, loops, update
+from vsgd.torch import engine_numba, loops
+from vsgd.torch.block import Rule, curvature_penalty, is_starting
 from vsgd.torch.coordinates import BatchMoments, Coordinates, Inputs, spread
 from vsgd.torch.engine_numba import NumbaEngine
 from vsgd.torch.engine_torch import TorchEngine
@@ -63,13 +64,13 @@ def offset_of(kind: str, block: Coordinates):
 
 
 def rule_of(config, engine=NumbaEngine):
-    return update.Rule(engine(), strategy_of(config), config)
+    return Rule(engine(), strategy_of(config), config)
 
 
 def learn(block, kind, engine=NumbaEngine, config=NETWORKS, rates=None, moves=False, **inputs):
-    """Let a block learn as `update.learn_and_move` does."""
+    """Let a block learn as `vsgd.torch.block.learn_and_move` does."""
     batch, delta = batch_of(kind, block), offset_of(kind, block)
-    starts = update.is_starting(block, batch, config)
+    starts = is_starting(block, batch, config)
     given = Inputs(batch, delta, rates or Rates(1.0, 1.0), **{"weight": 0.0, "starts": starts, **inputs})
     found = engine().learn(block, given, config, moves)
     block.seen.add_(batch.counts)
@@ -154,7 +155,7 @@ def test_learning_and_moving_in_one_loop_equals_one_after_the_other(kind):
     at_once = learn(together, kind, rates=rates, moves=True, weight=weight)
     assert at_once.steps is None
     one = learn(apart, kind, rates=rates, weight=weight)
-    penalty = update.curvature_penalty(apart, update.identity) if delta is not None else 0.0
+    penalty = curvature_penalty(apart, loops.identity) if delta is not None else 0.0
     inputs = Inputs(batch, delta, rates, weight)
     products = rule.engine.move(apart, inputs, one.steps, one.decay, rule.config)
     torch.testing.assert_close(together[:-2], apart[:-2])

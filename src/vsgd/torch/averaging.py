@@ -8,10 +8,9 @@ from torch import Tensor
 
 from vsgd.algorithms.networks import Averaging, Progress, update_window_and_horizon
 from vsgd.algorithms.strategy import strategy_of
-from vsgd.torch.block import Group
+from vsgd.torch.block import Group, Report
 from vsgd.torch.blocks import Blocks
 from vsgd.torch.devices import read_numbers
-from vsgd.torch.update import Report
 
 
 class PendingReports:

@@ -1,20 +1,48 @@
-"""The `Block` protocol: parameters that are updated together, and what a step does to them."""
+"""One block, parameters that are updated together: the `Block` protocol, and what a step does to a block.
+
+A block checks the numbers of a minibatch, learns from them in coordinates, and moves the parameters in their own.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import Averaging, Progress, momentum_obstacle
-from vsgd.algorithms.strategy import Rates, strategy_of
+from vsgd.algorithms.networks import Averaging, Progress, TensorContext, momentum_obstacle
+from vsgd.algorithms.strategy import Config, Rates, Strategy, Totals, gradient_limit, strategy_of
 from vsgd.eigenbasis import Basis
-from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates
+from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Engine, Inputs, lengths_of, spread
+from vsgd.torch.distributed.shards import summed
+from vsgd.torch.loops import identity
 from vsgd.torch.moments import Sampling
-from vsgd.torch.update import Report, Rule
 
 Group = dict[str, Any]
 """A parameter group of the optimizer."""
+
+Rotation = Callable[[Tensor], Tensor]
+
+
+class Report(NamedTuple):
+    """What a step has done to one block."""
+
+    products: Any
+    """∇·(θ − θ̄) before the step."""
+    penalty: Any
+    """½ (θ−θ̄)ᵀ|H|(θ−θ̄) before the step; None if it was not measured."""
+    outliers: Any
+    """Number of outliers of each segment; in the report of a block, a dictionary by the `id` of each parameter."""
+
+
+class Rule(NamedTuple):
+    """How a block learns: its engine, and its algorithm with the constants of that."""
+
+    engine: Engine
+    strategy: Strategy
+    config: Config
 
 
 class Update(NamedTuple):
@@ -83,6 +111,9 @@ class Block(Protocol):
         """Learn from the minibatch and move the iterates and their average."""
 
 
+# --- settings of the group --------------------------------------------------------------------------------------------
+
+
 def rates_of(group: Group) -> Rates:
     """Return the settings of a group that scale its learning rates."""
     averaging, progress = Averaging(*group["averaging"][:2]), Progress(*group["progress"])
@@ -99,3 +130,86 @@ def estimates_decay(group: Group) -> bool:
     if group["steps_per_epoch"] is None or float(group["weight_decay"]) > 0:
         return False
     return strategy_of(group["algorithm"]).decay_has_begun(group["steps"], group["steps_per_epoch"], group["algorithm"])
+
+
+# --- the update -------------------------------------------------------------------------------------------------------
+
+
+def check(coordinates: Coordinates, batch: BatchMoments, rule: Rule) -> Checks:
+    """Return the checks of a minibatch."""
+    engine, _, config = rule
+    limit = largest_square(coordinates.theta.dtype)
+    usable, longest, long = engine.check(batch.grad, batch.counts, limit, coordinates, config)
+    if batch.probed_grad is not None:
+        usable = usable & (engine.squared_norms(batch.probed_grad, coordinates).max() < limit)
+    for part in (batch.grad_sq, batch.diff_sq):
+        if part is not None and part.numel():
+            least, most = map(engine.numbers, part.aminmax())
+            usable = usable & (-limit < least) & (most < limit)
+    if coordinates.shards is not None:
+        unusable = torch.as_tensor(usable == 0, dtype=coordinates.totals.dtype, device=coordinates.totals.device)
+        usable = coordinates.shards.add_up(unusable) == 0
+    return Checks(usable, longest, long)
+
+
+@functools.cache
+def largest_square(dtype: torch.dtype) -> float:
+    """Return the size beyond which squares of gradients are not usable in this precision."""
+    return gradient_limit(torch.finfo(dtype).max)
+
+
+def is_starting(coordinates: Coordinates, batch: BatchMoments, config: Config) -> bool:
+    """Return whether a segment with a gradient has averages that are just being started."""
+    seen: Any = coordinates.seen
+    counts: Any = batch.counts
+    if seen.is_cpu:  # NumPy takes less time for a few numbers
+        seen, counts = seen.numpy(), counts.numpy()
+    return bool(((seen < config.bootstrap) & (counts > 0)).any())
+
+
+def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: float) -> Tensor:
+    """Return η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
+    shared = rule.strategy.context(coordinates.total_columns(), lengths_of(coordinates), rule.config, horizon)
+    tensor = TensorContext(*(spread(torch.as_tensor(part), coordinates) for part in shared))
+    rate: Tensor = rule.strategy.rate(
+        coordinates.state(coordinates.seen), count, rule.config, tensor, coordinates.decoupled
+    )
+    return rate
+
+
+def learn_and_move(
+    coordinates: Coordinates, inputs: Inputs, rule: Rule, rotation: tuple[Rotation, Rotation] | None
+) -> Report:
+    """Learn from a minibatch in coordinates, and move in the parameters' own.
+
+    Args:
+        coordinates: of the block; they change in place.
+        inputs: of the update.
+        rule: of the block.
+        rotation: from the parameters' own coordinates to those of the block, and back; None if these are the same.
+    """
+    engine, _, config = rule
+    batch, delta = inputs.batch, inputs.delta
+    if delta is not None:
+        size = (engine.squared_norms(delta, coordinates) / engine.numbers(lengths_of(coordinates))) ** 0.5
+        engine.numbers(coordinates.totals)[:, Totals._fields.index("probe_size")] = size
+    at_once = engine.moves_at_once(coordinates) and rotation is None and not inputs.decays
+    at_once = at_once and bool(batch.counts.all())
+    learned = engine.learn(coordinates, inputs, config, at_once)
+    coordinates.seen.add_(batch.counts)
+    if learned.steps is None:
+        return Report(learned.products.sum(), None if delta is None else learned.penalty.sum(), learned.outliers)
+    into, back = (identity, identity) if rotation is None else rotation
+    penalty = None if delta is None else curvature_penalty(coordinates, into)
+    products = engine.move(coordinates, inputs, back(learned.steps), learned.decay, config)
+    return Report(products.sum(), penalty, learned.outliers)
+
+
+def curvature_penalty(coordinates: Coordinates, into: Rotation) -> Any:
+    """Return ½ (θ−θ̄)ᵀ |H| (θ−θ̄), in coordinates in which H is nearly diagonal; 0 if nothing is averaged."""
+    if coordinates.average is None:
+        return 0.0
+    offset = torch.sub(coordinates.theta, coordinates.average, out=coordinates.memory_for("back"))
+    rotated = into(offset)
+    terms = rotated.mul_(rotated).mul_(coordinates.curv).abs_()
+    return summed(terms.sum().to(coordinates.totals.dtype) / 2, coordinates.shards)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vsgd.algorithms.strategy import ROUNDING, Config, strategy_of
 from vsgd.torch import basis
-from vsgd.torch.block import Block, Group, Update
+from vsgd.torch.block import Block, Group, Rule, Update
 from vsgd.torch.checkpoint import fault_of
 from vsgd.torch.coordinates import Coordinates, Engine, Scratch, lengths_of, precision
 from vsgd.torch.dense import DenseBlock
@@ -25,7 +25,6 @@ from vsgd.torch.moments import Sampling
 from vsgd.torch.noise import StepNoise, of_samples
 from vsgd.torch.settings import check_parameters
 from vsgd.torch.state import STATISTICS, ParamState, is_decoupled, is_table, new_state
-from vsgd.torch.update import Rule
 
 LARGE = 1 << 18
 """A tensor of at least this many coordinates has buffers of its own: its gradient need not be copied next to others."""

@@ -29,13 +29,22 @@ from vsgd.torch.basis import (
     stack_key,
     update_covariances,
 )
-from vsgd.torch.block import Group, Update, estimates_decay, rates_of
+from vsgd.torch.block import (
+    Group,
+    Report,
+    Rule,
+    Update,
+    check,
+    estimates_decay,
+    is_starting,
+    learn_and_move,
+    rates_of,
+)
 from vsgd.torch.coordinates import Checks, Coordinates, Inputs, Scratch, Workspace, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import is_sharded, like, local_of, shards_of
 from vsgd.torch.moments import Sampling
 from vsgd.torch.state import BASIS_FIELDS, STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
-from vsgd.torch.update import Report, Rule, check, is_starting, learn_and_move
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -11,14 +11,13 @@ from torch import Tensor
 from vsgd.algorithms.strategy import ROUNDING, strategy_of, strength_of_decay
 from vsgd.core import variance
 from vsgd.torch.basis import describe
-from vsgd.torch.block import estimates_decay, rates_of
+from vsgd.torch.block import estimates_decay, learning_rates, rates_of
 from vsgd.torch.blocks import learning_coordinates, rule_for
 from vsgd.torch.coordinates import Coordinates, spread
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
 from vsgd.torch.state import ParamState, is_table, placed
-from vsgd.torch.update import learning_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,12 +13,21 @@ from torch import Tensor
 from vsgd.algorithms.strategy import Totals
 from vsgd.eigenbasis import Basis, back
 from vsgd.torch.basis import basis_of
-from vsgd.torch.block import Group, Update, estimates_decay, rates_of
+from vsgd.torch.block import (
+    Group,
+    Report,
+    Rule,
+    Update,
+    check,
+    estimates_decay,
+    is_starting,
+    learn_and_move,
+    rates_of,
+)
 from vsgd.torch.coordinates import Checks, Coordinates, Inputs, precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.moments import RowMoments, Sampling
 from vsgd.torch.state import STATISTICS, ParamState, coarse_fields, is_decoupled, matrix_shape
-from vsgd.torch.update import Report, Rule, check, is_starting, learn_and_move
 
 
 def as_table(state: ParamState, parameter: Tensor) -> ParamState:

@@ -1,4 +1,4 @@
-"""Deliver signals at chosen lines of the source of vsgd, always the same ones."""
+"""Deliver signals at chosen lines of the source of vsgd, or of other files, always the same ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Interrupt(BaseException):
 
 
 class Lines:
-    """Counts the executed lines of the package, and raises a signal at some of them."""
+    """Counts the executed lines of some files, and raises a signal at some of them."""
 
-    def __init__(self, chosen: Callable[[int], bool], number: int):
+    def __init__(self, chosen: Callable[[int], bool], number: int, files: str | tuple[str, ...]):
         self.count = 0
-        self._chosen, self._number = chosen, number
+        self._chosen, self._number, self._files = chosen, number, files
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(SOURCE):
+        if not frame.f_code.co_filename.startswith(self._files):
             return None
         if event == "line":
             self.count += 1
@@ -40,7 +40,7 @@ class Lines:
         sys.setprofile(None)
         sys.settrace(self.trace)
         while frame is not None:
-            if frame.f_code.co_filename.startswith(SOURCE):
+            if frame.f_code.co_filename.startswith(self._files):
                 frame.f_trace = self.trace
             frame = frame.f_back
 
@@ -57,14 +57,18 @@ def handled(numbers: Collection[int], handler: Any) -> Iterator[None]:
 
 
 def run_interrupted(
-    function: Callable[[], Any], chosen: Callable[[int], bool], number: int = signal.SIGALRM, raises: bool = True
+    function: Callable[[], Any],
+    chosen: Callable[[int], bool],
+    number: int = signal.SIGALRM,
+    raises: bool = True,
+    files: str | tuple[str, ...] = SOURCE,
 ) -> tuple[int, list[BaseException]]:
     """Call a function and raise a signal at those of its lines whose numbers are chosen.
 
     Returns:
         The number of calls of the handler, and the exception that ended the function, or None.
     """
-    lines, calls, ended = Lines(chosen, number), 0, []
+    lines, calls, ended = Lines(chosen, number, files), 0, []
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal calls
@@ -88,9 +92,9 @@ def run_interrupted(
     return calls, ended
 
 
-def count_lines(function: Callable[[], Any]) -> int:
-    """Return the number of lines of the package that a function executes."""
-    lines, tracing = Lines(lambda line: False, signal.SIGALRM), sys.gettrace()
+def count_lines(function: Callable[[], Any], files: str | tuple[str, ...] = SOURCE) -> int:
+    """Return the number of lines of some files that a function executes."""
+    lines, tracing = Lines(lambda line: False, signal.SIGALRM, files), sys.gettrace()
     try:
         sys.settrace(lines.trace)
         function()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import signal
@@ -15,11 +16,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.overrides
 from interrupting import Interrupt, count_lines, handled, run_interrupted
 from processes import TIMEOUT
 from torch import nn
 
 from vsgd.torch import VSGD, is_probing
+from vsgd.torch.per_sample.watch import Watch
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="signals of POSIX")
 
@@ -247,6 +250,21 @@ def test_two_signals_at_every_line(reference):
 def test_signals_at_every_nth_line(reference):
     for every in range(9, 200):
         check(reference, lambda line, every=every: line % every == every - 1)
+
+
+def test_signals_while_torch_handles_a_mode_leave_no_mode_behind(monkeypatch):
+    """With `per_sample`, a mode sees every function. Torch takes it off its stack while it handles a call."""
+    case, files = CASES["per sample"], (torch.overrides.__file__, contextlib.__file__)
+    run = started(case)
+    for _ in range(4):
+        run.step()
+    for line in range(0, count_lines(run.step, files), 7):
+        calls, ended = run_interrupted(run.step, {line}.__contains__, case.number, files=files)
+        assert calls == len(ended)  # no other error replaces that of the handler
+        ended.clear()
+        with monkeypatch.context() as context:
+            context.setattr(Watch, "__torch_function__", None)
+            X.dim()  # a mode that was left behind would see this call
 
 
 # --- what handlers see --------------------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.overrides
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -69,6 +72,8 @@ class Watch(TorchFunctionMode):
         """Parameters and blocks of their rows: the parameter, and the first row."""
         self._shared: set[Tensor] = set()
         """Tensors computed from parameters alone, whose first axis is not the samples, whatever its size."""
+        self._marker = torch.empty(0)
+        self._times_seen = 0
 
     @contextmanager
     def installed(self, model: nn.Module) -> Iterator[None]:
@@ -84,8 +89,32 @@ class Watch(TorchFunctionMode):
             for param in self.names:
                 stack.callback(param.register_hook(partial(self._receive, param)).remove)
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(self)
-            yield
+            stack.callback(self._deactivate)
+            self.__enter__()
+            try:
+                yield
+            except BaseException as error:
+                close_interrupted_contexts(error)
+                raise
+
+    # Torch takes a mode off its stack while the mode handles a call. A signal that raises may end the code of torch
+    # that does so, and leave the mode on the stack too rarely or too often.
+
+    def __exit__(self, *error: Any) -> None:
+        """Take the mode off the stack once, if it is there."""
+        if self._times_active():
+            super().__exit__(*error)
+
+    def _deactivate(self) -> None:
+        """Take the mode off the stack, however often it is there."""
+        while self._times_active():
+            super().__exit__(None, None, None)
+
+    def _times_active(self) -> int:
+        """Return how often the mode is on the stack: each time, it sees the call of a function."""
+        self._times_seen = 0
+        self._marker.dim()
+        return self._times_seen
 
     def release(self) -> None:
         """Drop everything captured, since the graph of a loss that the user keeps refers to this object."""
@@ -106,6 +135,9 @@ class Watch(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if args and args[0] is self._marker:
+            self._times_seen += 1
+            return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             return self._attend(bound(func, args, kwargs))
         if func is F.batch_norm and bound(F.batch_norm, args, kwargs)["training"]:
@@ -239,6 +271,8 @@ class Watch(TorchFunctionMode):
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Record that the innermost call has returned, without an output if it failed."""
+        if not self._stack or self._stack[-1].module is not module:
+            return  # a signal interrupted this call before it was entered here
         call = self._stack.pop()
         if output is None:
             return
@@ -290,6 +324,19 @@ class Watch(TorchFunctionMode):
         if not self._stack:
             return "the closure"
         return f"module {self._stack[-1].name!r} ({type(self._stack[-1].module).__name__})"
+
+
+def close_interrupted_contexts(error: BaseException | None) -> None:
+    """Close generators that a signal has ended before torch could put a mode back on its stack.
+
+    They would put it back when the traceback is deleted, which refers to them.
+    """
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code.co_filename in (torch.overrides.__file__, contextlib.__file__):
+                with suppress(RuntimeError):  # the frame is still running
+                    frame.clear()
+        error = error.__context__
 
 
 def tensors(nested: Any) -> Iterator[Tensor]:

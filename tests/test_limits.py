@@ -115,6 +115,12 @@ class TestLongLines:
             (6, "bad"),
         ]
 
+    def test_a_table_without_a_good_row_names_the_first_bad_one(self, tmp_path):
+        (tmp_path / "d.csv").write_text("x,y\n1\n2\n")
+        words = ["fit", tmp_path / "d.csv", "--target", "y", "--model", tmp_path / "m.npz"]
+        refuses(*words, saying="d.csv, line 2: ")
+        refuses(*words, "--skip-bad-lines", saying="no rows that can be used for training")
+
     def test_a_long_header(self, tmp_path, short_lines):
         (tmp_path / "d.csv").write_text("a" * 200 + ",y\n1,2\n")
         refuses("fit", tmp_path / "d.csv", "--target", "y", "--model", tmp_path / "m", saying="line 1: longer than")

@@ -53,7 +53,9 @@ def guess_schema(source: Source, target: str | None, given: Kinds, hash_bits: in
     table = source.table()
     first = rows_to_guess(table)
     if not first:
-        raise UserError(f"{source.path} has no rows")
+        for _ in each(source, table.unit, source.table().rows, len):  # raises if a row is bad and not to be skipped
+            pass
+        raise UserError(f"{source.path} has no rows that can be used for training")
     kinds = infer(table, first, target, given)
     line = described(kinds, target)
     if source.delimiter is None and table.delimiter not in ("", ","):

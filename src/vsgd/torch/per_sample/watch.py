@@ -90,7 +90,7 @@ class Watch(TorchFunctionMode):
                 stack.callback(param.register_hook(partial(self._receive, param)).remove)
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.callback(self._deactivate)
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
             try:
                 yield
             except BaseException as error:
@@ -103,12 +103,12 @@ class Watch(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         """Take the mode off the stack once, if it is there."""
         if self._times_active():
-            super().__exit__(*error)
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _deactivate(self) -> None:
         """Take the mode off the stack, however often it is there."""
         while self._times_active():
-            super().__exit__(None, None, None)
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _times_active(self) -> int:
         """Return how often the mode is on the stack: each time, it sees the call of a function."""

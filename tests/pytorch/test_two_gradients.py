@@ -355,11 +355,12 @@ def test_micro_batches_that_are_all_the_same_get_a_warning():
         opt.minimize(closures)
 
 
-def test_gradients_too_small_to_be_squared_get_a_warning():
+@pytest.mark.parametrize("scale", [1e-18, 1e-30])
+def test_gradients_too_small_to_be_squared_get_a_warning(scale):
     model = nn.Linear(6, 3)
     opt = VSGD(model.parameters())
     with pytest.warns(UserWarning, match="Multiply the loss by a constant"):
-        opt.minimize(lambda: 1e-18 * F.cross_entropy(model(X), Y))
+        opt.minimize(lambda: scale * F.cross_entropy(model(X), Y))
 
 
 def test_gradients_added_to_those_that_a_step_has_left_are_an_error():

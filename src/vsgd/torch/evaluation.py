@@ -28,8 +28,8 @@ RECHECK_INTERVAL = 1000
 """The closure is checked for repeatability in the first two steps and then once in this many."""
 
 TINY_GRADIENT = (
-    "the norm of the gradient is {norm:.2g}; below 1e-15, squares of gradients vanish in float32 and nothing is "
-    "learned. Multiply the loss by a constant."
+    "the largest value of the gradient is {largest:.2g}; below 1e-15, squares of gradients vanish in float32 and "
+    "nothing is learned. Multiply the loss by a constant."
 )
 
 EQUAL_LOSSES = (
@@ -293,11 +293,19 @@ class Run:
 
     def _warn_of_suspicious(self, first: list[Evaluation]) -> None:
         """Warn of gradients too small to be squared, and of micro-batches that are all the same."""
-        norms = [[float(grad.norm()) for grad in each.grads.values()] for each in first]
-        if 0 < max(map(max, norms)) < MIN_GRADIENT and all(p.dtype != torch.float64 for p in self.parameters):
-            warn(TINY_GRADIENT.format(norm=max(map(max, norms))))
-        if len({(float(each.loss), *norm) for each, norm in zip(first, norms, strict=True)}) == 1 < len(first):
+        # the largest value of a gradient, since squares within its norm may vanish
+        sizes = [[largest_value(grad) for grad in each.grads.values()] for each in first]
+        largest = max(map(max, sizes))
+        if 0 < largest < MIN_GRADIENT and all(p.dtype != torch.float64 for p in self.parameters):
+            warn(TINY_GRADIENT.format(largest=largest))
+        if len({(float(each.loss), *size) for each, size in zip(first, sizes, strict=True)}) == 1 < len(first):
             warn(EQUAL_LOSSES)
+
+
+def largest_value(grad: Tensor) -> float:
+    """Return the largest absolute value of a gradient."""
+    values = grad.coalesce().values() if grad.is_sparse else grad
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

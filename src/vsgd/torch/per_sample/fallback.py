@@ -31,7 +31,7 @@ class Call:
         self.params: dict[Tensor, None] = {}
         """The parameters to replay for, in the order of their use. A set would have another order in each run."""
         leaves, self.structure = pytree.tree_flatten((args, kwargs))
-        # detached, since hooks of the graph refer to this object: a reference to the graph would be a cycle
+        # detached, so that a recording does not keep the graph of the loss alive
         self.inputs = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.is_packed = any(isinstance(item, nn.utils.rnn.PackedSequence) for item in args)
         self.sample_axis = 0 if getattr(module, "batch_first", True) else 1
@@ -48,8 +48,8 @@ class Call:
                 f"({first.shape[0]}), so the two cannot be distinguished; use batch_first=True"
             )
 
-    def finish(self, output: Any, listening: Callable[[], bool]) -> None:
-        """Store what a replay needs after the call has returned, and register hooks for the output gradients."""
+    def finish(self, output: Any, expect_gradient: Callable[[Tensor, Callable[[Tensor], None]], None]) -> None:
+        """Store what a replay needs after the call has returned, and have the output gradients stored."""
         if self.is_packed:
             raise SampleError(f"module {self.name!r} got a PackedSequence, whose samples interleave; pad instead")
         after = self.random_state()
@@ -58,20 +58,12 @@ class Call:
         leaves, _ = pytree.tree_flatten(output)
         for place, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and leaf.requires_grad:
-                leaf.register_hook(partial(self.receive, listening, place))
+                expect_gradient(leaf, partial(self.grads.__setitem__, place))
 
     def random_state(self) -> RandomState:
         """Return the states of the random generators that the module may use."""
         inputs = (item for item in self.inputs if isinstance(item, Tensor))
         return random_state([*inputs, *self.module.parameters()])
-
-    def receive(self, listening: Callable[[], bool], place: int, grad: Tensor) -> None:
-        """Store the gradient of an output."""
-        if not listening():
-            return
-        if place in self.grads:
-            raise SampleError("backward ran twice through one forward pass; add the losses and call backward once")
-        self.grads[place] = grad.detach()
 
     def freeze(self, count: int) -> None:
         """Copy the parameters, which are about to be shifted, and find the sample axes of inputs and outputs."""

@@ -43,13 +43,10 @@ class Recorder:
         """Record one forward and one backward pass over one minibatch, whose samples are the first axis."""
         names: dict[Tensor, str] = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
         watch, recording = Watch(names, self._checked, self._apart), Recording()
-        try:
-            with watch.installed(self.model):
-                yield recording
-            with torch.no_grad():
-                self._complete(recording, watch)
-        finally:
-            watch.release()
+        with watch.installed(self.model):
+            yield recording
+        with torch.no_grad():
+            self._complete(recording, watch)
 
     def _complete(self, recording: Recording, watch: Watch) -> None:
         """Fill a recording with what was seen. In a pass of a new kind, check that samples add up to the gradient."""

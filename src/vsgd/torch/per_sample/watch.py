@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ class Use:
     param: Tensor
     lo: int
     hi: int
-    build: Build | None
+    build: Build
     scopes: tuple[Call, ...]
     placed: Placed | None = None
 
@@ -66,6 +66,8 @@ class Watch(TorchFunctionMode):
         """Input of the last function that was captured, samples first."""
         self._listening = True
         """Whether gradients are those of the loss."""
+        self._hooks = ExitStack()
+        """Removes all hooks: the graph of a loss that the user keeps must not refer to this object."""
         self._stack: list[Call] = []
         self._layout: Layout = lambda tensor: tensor  # samples come first
         self._tracked: dict[Tensor, tuple[Tensor, int]] = {p: (p, 0) for p in names}
@@ -81,21 +83,22 @@ class Watch(TorchFunctionMode):
 
         Compiled modules run uncompiled meanwhile, since their functions are not seen otherwise.
         """
-        with ExitStack() as stack:
+        with self._hooks:
             for name, module in model.named_modules():
                 enter = partial(self._enter, name or "the model")
-                stack.callback(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True).remove)
-                stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+                self._hooks.callback(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True).remove)
+                self._hooks.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             for param in self.names:
-                stack.callback(param.register_hook(partial(self._receive, param)).remove)
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.callback(self._deactivate)
-            self.__enter__()  # type: ignore[no-untyped-call]
-            try:
-                yield
-            except BaseException as error:
-                close_interrupted_contexts(error)
-                raise
+                self._hooks.callback(param.register_hook(partial(self._receive, param)).remove)
+            with torch.compiler.set_stance("force_eager"):
+                self.__enter__()  # type: ignore[no-untyped-call]
+                try:
+                    yield
+                except BaseException as error:
+                    close_interrupted_contexts(error)
+                    raise
+                finally:
+                    self._deactivate()
 
     # Torch takes a mode off its stack while the mode handles a call. A signal that raises may end the code of torch
     # that does so, and leave the mode on the stack too rarely or too often.
@@ -116,18 +119,27 @@ class Watch(TorchFunctionMode):
         self._marker.dim()
         return self._times_seen
 
-    def release(self) -> None:
-        """Drop everything captured, since the graph of a loss that the user keeps refers to this object."""
-        for use in self.uses:
-            use.build, use.placed, use.scopes = None, None, ()
-        self.uses, self.calls, self.lookups, self._last_input = [], [], {}, None
-
     def _receive(self, param: Tensor, grad: Tensor) -> None:
         """Remember that a gradient has arrived."""
         if param in self.received:
             raise SampleError("backward ran twice in one recording; add the losses and call backward once")
         # a copy, since the gradient may be clipped or unscaled before the recording ends
         self.received[param] = None if tuple(self.signature) in self._checked else grad.detach().clone()
+
+    def _expect_gradient(self, output: Tensor, take: Callable[[Tensor], None]) -> None:
+        """Have `take` called with the gradient of an output. It may arrive once."""
+        has_arrived = False
+
+        def arrived(grad: Tensor) -> None:
+            nonlocal has_arrived
+            if not self._listening:
+                return
+            if has_arrived:
+                raise SampleError("backward ran twice through one forward pass; add the losses and call backward once")
+            has_arrived = True
+            take(grad.detach())
+
+        self._hooks.callback(output.register_hook(arrived).remove)
 
     # --- functions ------------------------------------------------------------------------------------------------
 
@@ -220,7 +232,7 @@ class Watch(TorchFunctionMode):
         self.uses += uses
         described = [(self.names[use.param], tuple(result.shape)) for use in uses]
         self.signature += described
-        self._listen(result, uses)
+        self._expect_gradient(result, partial(self._build_terms, uses))
         self._last_input = self._layout(data)
         if capture.may_be_shared and described[0] not in self._apart:
             self.lookups[described[0]] = result
@@ -236,20 +248,11 @@ class Watch(TorchFunctionMode):
                 "what all samples share, such as positions, must be expanded to the batch"
             )
 
-    def _listen(self, output: Tensor, uses: list[Use]) -> None:
-        """Build the terms of uses when the gradient of their output arrives."""
-
-        def arrived(grad: Tensor) -> None:
-            if not self._listening:
-                return
-            if any(use.placed is not None for use in uses):
-                raise SampleError("backward ran twice through one forward pass; add the losses and call backward once")
-            self.epsilon = max(self.epsilon, torch.finfo(grad.dtype).eps)
-            for use in uses:
-                if use.build is not None:
-                    use.placed = Placed(use.lo, use.hi, use.build(grad.detach()))
-
-        output.register_hook(arrived)
+    def _build_terms(self, uses: list[Use], grad: Tensor) -> None:
+        """Build the terms of uses from the gradient of their output."""
+        self.epsilon = max(self.epsilon, torch.finfo(grad.dtype).eps)
+        for use in uses:
+            use.placed = Placed(use.lo, use.hi, use.build(grad))
 
     # --- module calls ---------------------------------------------------------------------------------------------
 
@@ -285,7 +288,7 @@ class Watch(TorchFunctionMode):
             for param in call.params:
                 self._leave_to_module(param, call.module)
         else:
-            call.finish(output, lambda: self._listening)
+            call.finish(output, self._expect_gradient)
             self.calls.append(call)
             self.signature.append((call.name, tuple(tuple(t.shape) for t in tensors(output))))
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.per_sample.terms import SampleError, Terms
+from vsgd.torch.per_sample.terms import Placed, SampleError
 
 
 class Call:
@@ -96,60 +96,50 @@ class Call:
 
     def sample_grads(self, samples: slice) -> dict[Tensor, Tensor]:
         """Return gradients of some samples, samples × parameter, for all parameters to replay for."""
-        wanted = {self.names[p]: self.state[self.names[p]] for p in self.params}
-        places = range(samples.start, samples.stop)
         if self.is_random:
-            pull = self.pullback(self.inputs, wanted)
-            found = stacked(pull(self.masked(j)) for j in places)
+            pull = self.pullback(self.inputs)
+            found = stacked(pull(self.masked_grads(j)) for j in range(samples.start, samples.stop))
         else:
             try:
-                found = self.at_once(samples, wanted)
+                found = self.at_once(*self.cut(samples))
             except RuntimeError:
-                found = stacked(self.alone(slice(j, j + 1), wanted) for j in places)
+                parts = (self.cut(slice(j, j + 1)) for j in range(samples.start, samples.stop))
+                found = stacked(self.pullback(inputs)(grads) for inputs, grads in parts)
         return {p: found[self.names[p]].to(precision(p.dtype)) for p in self.params}
 
-    def at_once(self, samples: slice, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    def cut(self, samples: slice) -> tuple[list[Any], list[Tensor]]:
+        """Return inputs and output gradients of some samples."""
+        return cut(self.inputs, self.input_axes, samples), cut([*self.grads.values()], self.grad_axes, samples)
+
+    def masked_grads(self, j: int) -> list[Tensor]:
+        """Return output gradients of the whole batch, zero except for sample j."""
+        result = [torch.zeros_like(grad) for grad in self.grads.values()]
+        for masked, grad, axis in zip(result, self.grads.values(), self.grad_axes, strict=True):
+            masked.select(axis or 0, j).copy_(grad.select(axis or 0, j))
+        return result
+
+    def at_once(self, inputs: list[Any], grads: list[Tensor]) -> dict[str, Tensor]:
         """Return gradients of some samples by `vmap`."""
 
         def one(inputs: list[Any], grads: list[Tensor]) -> dict[str, Tensor]:
-            inputs, grads = with_axes(inputs, self.input_axes), with_axes(grads, self.grad_axes)
-            return self.pullback(inputs, wanted)(dict(zip(self.grads, grads, strict=True)))
+            return self.pullback(with_axes(inputs, self.input_axes))(with_axes(grads, self.grad_axes))
 
-        inputs, grads = cut(self.inputs, self.input_axes, samples), self.output_grads(samples)
         with warnings.catch_warnings():
             # a function that vmap takes sample by sample is slow, and known to be
             warnings.filterwarnings("ignore", message="There is a performance drop")
             result: dict[str, Tensor] = vmap(one, in_dims=(self.input_axes, self.grad_axes))(inputs, grads)
         return result
 
-    def alone(self, samples: slice, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients of one sample."""
-        grads = dict(zip(self.grads, self.output_grads(samples), strict=True))
-        return self.pullback(cut(self.inputs, self.input_axes, samples), wanted)(grads)
-
-    def masked(self, j: int) -> dict[int, Tensor]:
-        """Return output gradients of the whole batch, zero except for sample j."""
-        result = {place: torch.zeros_like(grad) for place, grad in self.grads.items()}
-        for (place, grad), axis in zip(self.grads.items(), self.grad_axes, strict=True):
-            result[place].select(axis or 0, j).copy_(grad.select(axis or 0, j))
-        return result
-
-    def output_grads(self, samples: slice) -> list[Tensor]:
-        """Return the output gradients of some samples."""
-        return cut([*self.grads.values()], self.grad_axes, samples)
-
-    def pullback(
-        self, inputs: list[Any], wanted: dict[str, Tensor]
-    ) -> Callable[[dict[int, Tensor]], dict[str, Tensor]]:
+    def pullback(self, inputs: list[Any]) -> Callable[[list[Tensor]], dict[str, Tensor]]:
         """Run the module once more. Return the function from output gradients to parameter gradients."""
         args, kwargs = pytree.tree_unflatten(inputs, self.structure)
-        rest = {key: value for key, value in self.state.items() if key not in wanted}
+        wanted = {self.names[p]: self.state[self.names[p]] for p in self.params}
 
-        def forward(values: dict[str, Tensor]) -> dict[int, Tensor]:
+        def forward(values: dict[str, Tensor]) -> list[Tensor]:
             with self.autocast():
-                output = functional_call(self.module, {**rest, **values}, args, kwargs)
+                output = functional_call(self.module, {**self.state, **values}, args, kwargs)
             leaves, _ = pytree.tree_flatten(output)
-            return {place: leaves[place] for place in self.grads}
+            return [leaves[place] for place in self.grads]
 
         before = self.random_state()
         if self.is_random:
@@ -196,7 +186,8 @@ class Recording:
 
     count: int = 0
     """n, the number of samples of the minibatch."""
-    terms: Terms = field(default_factory=dict)
+    terms: dict[Tensor, list[Placed]] = field(default_factory=dict)
+    """The terms of each parameter."""
     calls: list[Call] = field(default_factory=list)
     """Module calls to be replayed."""
 

@@ -25,6 +25,7 @@ from vsgd.torch.per_sample.terms import (
     Term,
     add_rows,
     empty_sums,
+    has_factors,
     lookups_in,
     of_samples,
     rotated,
@@ -183,11 +184,10 @@ def parameter_sums(
     `basis` are the coordinates of the sums; default: those of the parameter.
     """
     if basis is not None:
-        factors = [[rotated(item, len(param), basis) for item in one] for one in terms]
-        if any(item is None for one in factors for item in one):  # gradients are rotated instead
+        if not all(has_factors(item, len(param)) for item in chain(*terms)):  # gradients are rotated instead
             recordings = [Recording(count, {param: list(one)}) for one in terms]
             return written_sums([param], recordings, 1.0, {param: basis})[param]
-        terms = factors  # type: ignore[assignment]
+        terms = [[rotated(item, basis) for item in one] for one in terms]
     placed = list(chain(*terms))
     if all(isinstance(item.term, Lookup) for item in placed):
         return lookup_sums(param, [lookups_in(one) for one in terms])
@@ -237,9 +237,11 @@ def tiles(block: Tensor, terms: list[list[Term]], count: int) -> SampleSums:
     """Return the sums by writing the samples' gradients out tile by tile."""
     sums = empty_sums(block, pair=len(terms) > 1)
     rows, columns = len(block), block[:1].numel()
-    grouped = any(isinstance(term, Outer) and term.is_grouped for term in chain(*terms))
-    needed = max([rows * columns if grouped else columns, *(unfolded_size(term) for term in chain(*terms))])
-    for samples in slices(count, TILE // max(1, needed)):
+    outer = [term for term in chain(*terms) if isinstance(term, Outer)]
+    grouped = any(term.is_grouped for term in outer)
+    unfolded = [term.unfold(term.inputs[:1]).numel() for term in outer if term.unfold is not None]
+    needed = max(rows * columns if grouped else columns, *unfolded, 1)
+    for samples in slices(count, TILE // needed):
         length = samples.stop - samples.start
         ready = [[term.written_out(samples, columns) for term in one] for one in terms]
         for part in slices(rows, rows if grouped else TILE // max(1, columns * length)):
@@ -276,13 +278,6 @@ def written_sums(
                 scaled = [into(grads.flatten(2), bases[param]).view_as(grads).clone() for grads in scaled]
             add_rows(sums[param], ..., of_samples(*scaled))
     return dict(sums)
-
-
-def unfolded_size(term: Term) -> int:
-    """Return the number of elements of the unfolded inputs of one sample."""
-    if not isinstance(term, Outer) or term.unfold is None:
-        return 0
-    return term.unfold(term.inputs[:1]).numel()
 
 
 def slices(length: int, step: int) -> Iterator[slice]:

@@ -128,10 +128,6 @@ class Placed(NamedTuple):
         return self.term if (self.lo, self.hi) == (lo, hi) else self.term.narrowed(slice(lo - self.lo, hi - self.lo))
 
 
-Terms = dict[Tensor, list[Placed]]
-"""The terms of each parameter."""
-
-
 def lookups_in(placed: Sequence[Placed]) -> list[Lookup]:
     """Return the lookups among these, with rows counted from the beginning of the parameter."""
     return [item.term._replace(row=item.term.row + item.lo) for item in placed if isinstance(item.term, Lookup)]
@@ -146,11 +142,16 @@ def scaled(placed: Placed, factor: float | Tensor) -> Placed:
     return placed._replace(term=term._replace(grads=term.grads * factor))
 
 
-def rotated(placed: Placed, rows: int, basis: Basis) -> Placed | None:
-    """Return the term in the coordinates of a basis, (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ for b_j a_jᵀ; None without such factors."""
+def has_factors(placed: Placed, rows: int) -> bool:
+    """Return whether a term has factors that can be rotated: outer products of whole `rows` and columns."""
     term = placed.term
-    if not isinstance(term, Outer) or term.is_grouped or (placed.lo, placed.hi) != (0, rows):
-        return None
+    return isinstance(term, Outer) and not term.is_grouped and (placed.lo, placed.hi) == (0, rows)
+
+
+def rotated(placed: Placed, basis: Basis) -> Placed:
+    """Return a term that has factors in the coordinates of a basis: (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ for b_j a_jᵀ."""
+    term = placed.term
+    assert isinstance(term, Outer)
     right = basis._replace(left=None)
     spread = term.unfold
     inputs = into(term.inputs, right) if spread is None else term.inputs

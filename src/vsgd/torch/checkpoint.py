@@ -18,6 +18,7 @@ from vsgd.torch.distributed.shards import is_sharded, local_of
 from vsgd.torch.state import (
     FIELDS,
     FORMAT,
+    OPTIONAL,
     STATISTICS,
     SUMS,
     ParamState,
@@ -251,18 +252,17 @@ def wanted_shapes(found: dict[Any, Any], parameter: Tensor) -> dict[Any, Any]:
     """Return the shapes that the fields of a state must have, with the bases that it has."""
     shape = tuple(parameter.shape)
     table = bool(shape) and shape[0] > 1 and found.get("seen") == shape[:1]
-    optional = {field.name for field in FIELDS if field.is_optional}
     shapes = shapes_of(shape, table, basis_sizes(found))
-    return {name: shape for name, shape in shapes.items() if name in found or name not in optional}
+    return {name: shape for name, shape in shapes.items() if name in found or name not in OPTIONAL}
 
 
 def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
     """Return whether training can leave these numbers. It skips gradients whose square would overflow."""
-    field = next(field for field in FIELDS if field.name == key)
+    bounds = FIELDS[key]
     largest = torch.finfo(torch.float64 if precision(parameter.dtype) == torch.float64 else torch.bfloat16).max
     low, high = (float(each) for each in value.detach().aminmax())
     whole = key != "steps" or low.is_integer()
-    return field.low <= low and max(-low, high) <= upper_bounds(largest, parameter.numel())[field.high] and whole
+    return bounds.low <= low and max(-low, high) <= upper_bounds(largest, parameter.numel())[bounds.high] and whole
 
 
 def has_totals(state: ParamState) -> bool:

@@ -1,4 +1,4 @@
-"""The state of a parameter: one table of its fields, from which state is allocated, viewed, checked and documented."""
+"""The state of a parameter: one table of its fields, from which state is allocated, viewed and checked."""
 
 from __future__ import annotations
 
@@ -25,42 +25,40 @@ SIDES = ("left", "right")
 Shape = tuple[int, ...]
 
 
-class Field(NamedTuple):
-    """One tensor of the state of a parameter."""
+class Bounds(NamedTuple):
+    """Range of the numbers of one field."""
 
-    name: str
     low: float
-    """Lower bound of its numbers."""
     high: str
     """Upper bound of their absolute values, a key of `upper_bounds`."""
-    meaning: str
-    is_optional: bool = False
-    """Whether a state may lack it."""
 
 
 INF = math.inf
-FIELDS = (
-    Field("grad", -INF, "gradient", "ḡ, moving average of the gradient"),
-    Field("grad_sq", 0.0, "square", "v̄, moving average of the squared gradient"),
-    Field("curv", -INF, "curvature", "h̄^fd, of the curvature"),
-    Field("curv_sq", 0.0, "squared curvature", "v̄^fd, of the squared curvature"),
-    Field("memory", -INF, "count", "τ, the horizon of the averages in samples"),
-    Field("iterate", -INF, "gradient", "θ, where the parameter holds the average", True),
-    Field("average", -INF, "gradient", "θ̄, where the parameter is of lower precision", True),
-    Field("seen", 0.0, "count", "samples so far, of a table for each row"),
-    Field("steps", 0.0, "count", "steps with a gradient"),
-    Field("totals", -INF, "sum", "`Totals` of the tensor"),
-    Field("left_basis", -INF, "sum", "Q_L, or V and N of 1 − N Vᵀ"),
-    Field("left_cov", -INF, "square", "L, covariance of the rows of the gradient, or L U"),
-    Field("right_basis", -INF, "sum", "Q_R, or V and N"),
-    Field("right_cov", -INF, "square", "R, covariance of the columns, or R U"),
-)
+FIELDS = {
+    "grad": Bounds(-INF, "gradient"),  # ḡ, moving average of the gradient
+    "grad_sq": Bounds(0.0, "square"),  # v̄, of the squared gradient
+    "curv": Bounds(-INF, "curvature"),  # h̄^fd, of the curvature
+    "curv_sq": Bounds(0.0, "squared curvature"),  # v̄^fd, of the squared curvature
+    "memory": Bounds(-INF, "count"),  # τ, the horizon of the averages in samples
+    "iterate": Bounds(-INF, "gradient"),  # θ, where the parameter holds the average
+    "average": Bounds(-INF, "gradient"),  # θ̄, where the parameter is of lower precision
+    "seen": Bounds(0.0, "count"),  # samples so far, of a table for each row
+    "steps": Bounds(0.0, "count"),  # steps with a gradient
+    "totals": Bounds(-INF, "sum"),  # `Totals` of the tensor
+    "left_basis": Bounds(-INF, "sum"),  # Q_L, or V and N of 1 − N Vᵀ
+    "left_cov": Bounds(-INF, "square"),  # L, covariance of the rows of the gradient, or L U
+    "right_basis": Bounds(-INF, "sum"),  # Q_R, or V and N
+    "right_cov": Bounds(-INF, "square"),  # R, covariance of the columns, or R U
+}
 """All fields. Coordinates are those of the basis for statistics, and the parameter's own for iterates and averages."""
 
-STATISTICS = tuple(field.name for field in FIELDS[:5])
+STATISTICS = tuple(FIELDS)[:5]
 """The fields of an algorithm's own state, in the order of `Coordinates.statistics`."""
 
-BASIS_FIELDS = tuple(field.name for field in FIELDS[-4:])
+OPTIONAL = ("iterate", "average")
+"""Fields that a state may lack."""
+
+BASIS_FIELDS = tuple(FIELDS)[-4:]
 """The fields of `vsgd.eigenbasis.Basis`, in its order."""
 
 SUMS = ("seen", "steps", "totals")
@@ -95,7 +93,7 @@ def shapes_of(shape: Shape, table: bool, sizes: Sequence[int]) -> dict[str, Shap
         table: whether its rows have counts of their own.
         sizes: sizes of the basis on both sides; 1 leaves a side as it is.
     """
-    shapes = dict.fromkeys((*STATISTICS, "iterate", "average"), shape)
+    shapes = dict.fromkeys((*STATISTICS, *OPTIONAL), shape)
     if table:
         return {**shapes, "seen": shape[:1]}
     shapes |= {"seen": (1,), "steps": (1,), "totals": (len(Totals._fields),)}
@@ -150,18 +148,15 @@ def new_state(
 
     Rows of a table are never compact.
     """
-    shapes, part, state = shapes_of(tuple(parameter.shape), table, sizes), local_of(parameter), {}
+    part, state = local_of(parameter), {}
     coarse = coarse_fields(parameter.dtype, config, compact and not table)
-    for field in FIELDS:
-        name = field.name
-        if name not in shapes or field.is_optional:
-            continue
+    for name, shape in shapes_of(tuple(parameter.shape), table, sizes).items():
         own = torch.bfloat16 if name in coarse else precision(parameter.dtype)
         device, dtype = storage_of(name, table, part.device, own)
         if name in STATISTICS:
             state[name] = like(parameter, torch.zeros_like(part, dtype=dtype))
-        else:
-            state[name] = torch.zeros(shapes[name], dtype=dtype, device=device)
+        elif name not in OPTIONAL:
+            state[name] = torch.zeros(shape, dtype=dtype, device=device)
     for side in SIDES:
         if f"{side}_basis" in state and is_full(state[f"{side}_basis"]):  # 1 − N Vᵀ is the identity if both are zero
             state[f"{side}_basis"] += torch.eye(state[f"{side}_basis"].shape[-1], device=part.device)

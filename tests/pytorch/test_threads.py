@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from vsgd.torch import threads
-from vsgd.torch.threads import openmp_parallel, share_range
+from vsgd.torch import devices
+from vsgd.torch.devices import openmp_parallel, share_range
 
 
 @pytest.fixture(params=["OpenMP", "Python"])
 def kind(request, monkeypatch):
     if request.param == "Python":
-        monkeypatch.setattr(threads, "openmp_parallel", lambda: None)
+        monkeypatch.setattr(devices, "openmp_parallel", lambda: None)
     elif openmp_parallel() is None:
         pytest.skip("torch has no OpenMP library with GOMP_parallel here")
     return request.param

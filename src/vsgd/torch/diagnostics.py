@@ -115,8 +115,8 @@ class Diagnosis(NamedTuple):
             batches = self.batch_worth_using
             tail = f"noise scale {self.noise_scale:.3g} {self.sample}, {batches:.3g} times the current batch"
         sizes = {"state": self.state_bytes, "buffers": self.buffer_bytes}
-        per_parameter = {name: size / max(1, self.parameters) for name, size in sizes.items()}
-        memory = [f"{name} {size:,} bytes, {per_parameter[name]:.1f} a parameter" for name, size in sizes.items()]
+        count = max(1, self.parameters)
+        memory = [f"{name} {size:,} bytes, {size / count:.1f} a parameter" for name, size in sizes.items()]
         return "\n".join([head, *lines, f"{tail}; {self.skipped} steps skipped", "; ".join(memory)])
 
 

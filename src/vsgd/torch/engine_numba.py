@@ -18,6 +18,7 @@ from torch import Tensor
 from vsgd.algorithms.strategy import Config, Sums, strategy_of
 from vsgd.jit import cached_jit
 from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Inputs, Learned, are_equal
+from vsgd.torch.devices import share_range
 from vsgd.torch.distributed.shards import summed
 from vsgd.torch.loops import (
     COUNT,
@@ -37,7 +38,6 @@ from vsgd.torch.loops import (
     norm_loop,
     probe_loop,
 )
-from vsgd.torch.threads import share_range
 
 PIECE = 1 << 13
 MIN_PIECES_PER_THREAD = 8

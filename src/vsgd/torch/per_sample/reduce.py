@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vsgd.eigenbasis import Basis, into
 from vsgd.jit import cached_jit
+from vsgd.torch.devices import share_range
 from vsgd.torch.per_sample.fallback import Recording
 from vsgd.torch.per_sample.terms import (
     Lookup,
@@ -31,7 +32,6 @@ from vsgd.torch.per_sample.terms import (
     rotated,
     stacked_rows,
 )
-from vsgd.torch.threads import share_range
 
 WIDTH = 256
 """Columns of a block. A constant, so that the compiler knows the distance between the halves of a packed row."""

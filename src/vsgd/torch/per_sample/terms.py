@@ -204,12 +204,11 @@ def of_samples(here: Tensor, there: Tensor | None = None) -> SampleSums:
 def stacked_rows(blocks: list[SampleSums], shape: torch.Size) -> SampleSums:
     """Return the sums of all rows from the sums of consecutive blocks of rows."""
 
-    def stack(name: str) -> Any:
-        parts = [part for block in blocks if (part := getattr(block, name)) is not None]
-        rows = [part.reshape(-1, *shape[1:]) for part in parts]
+    def stack(parts: Sequence[Tensor | None]) -> Any:
+        rows = [part.reshape(-1, *shape[1:]) for part in parts if part is not None]
         return torch.cat(rows) if len(rows) > 1 else rows[0] if rows else None
 
-    return SampleSums(*map(stack, SampleSums._fields))
+    return SampleSums(*map(stack, zip(*blocks, strict=True)))
 
 
 def add_rows(total: SampleSums, rows: slice | EllipsisType, part: SampleSums) -> None:

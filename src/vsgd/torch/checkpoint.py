@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, Totals, strategy_of
+from vsgd.eigenbasis import halves, is_full
 from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
@@ -19,12 +20,11 @@ from vsgd.torch.state import (
     FIELDS,
     FORMAT,
     OPTIONAL,
+    SIDES,
     STATISTICS,
     SUMS,
     ParamState,
-    basis_faults,
-    basis_sizes,
-    is_blank,
+    Shape,
     shapes_of,
     upper_bounds,
 )
@@ -37,6 +37,9 @@ MAX_COUNT = 1 << 53
 
 SUM_TOLERANCE = 0.1
 """Maximum relative error of sums of statistics, which may have been rounded to half precision since."""
+
+BASIS_TOLERANCE = 0.05
+"""Maximum deviation of QᵀQ from the identity. It is largest for a basis that was saved in half precision."""
 
 
 class Checkpoint(NamedTuple):
@@ -256,6 +259,18 @@ def wanted_shapes(found: dict[Any, Any], parameter: Tensor) -> dict[Any, Any]:
     return {name: shape for name, shape in shapes.items() if name in found or name not in OPTIONAL}
 
 
+def basis_sizes(shapes: Mapping[str, Shape | None]) -> list[int]:
+    """Return the sizes of the basis on both sides, from the shapes of its fields; 1 for a side without one.
+
+    A side with a basis has at least 2, so that `shapes_of` includes it even if its shape is impossible.
+    """
+    sizes = []
+    for side in SIDES:
+        width, count = ((1, 1) + (shapes.get(f"{side}_basis") or ()))[-2:]
+        sizes.append(max(count if count == width else count // 2, 2) if f"{side}_basis" in shapes else 1)
+    return sizes
+
+
 def is_possible(key: str, value: Tensor, parameter: Tensor) -> bool:
     """Return whether training can leave these numbers. It skips gradients whose square would overflow."""
     bounds = FIELDS[key]
@@ -286,3 +301,38 @@ def has_memory(state: ParamState) -> bool:
     memory, seen = local_of(state["memory"].detach()), state["seen"].detach().to(state["memory"].device)
     untouched = (seen == 0).view(-1, *[1] * (memory.dim() - 1)) if seen.numel() > 1 else memory < memory
     return bool(((memory >= 1) | untouched).all())
+
+
+def basis_faults(state: ParamState) -> Iterator[tuple[str, str]]:
+    """Yield the bases that no training can have left, and why: QᵀQ ≠ 1, or a covariance above the largest variance."""
+    for side in SIDES:
+        if f"{side}_basis" not in state:
+            continue
+        parts = state[f"{side}_basis"], state[f"{side}_cov"]
+        q, cov = (each.detach().to(sum_dtype(each.device)) for each in parts)
+        if not is_orthogonal(q) or (is_full(q) and not is_covariance(cov)):
+            yield f"{side}_basis", f"is not orthogonal, or '{side}_cov' is no covariance"
+
+
+def is_orthogonal(q: Tensor) -> bool:
+    """Return whether QᵀQ = 1, up to the rounding of half precision."""
+    if is_full(q):
+        off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+        return bool(off.abs().max() <= BASIS_TOLERANCE)
+    # QᵀQ − 1 = Z K Zᵀ with Z = (V N); its norm needs no matrix of width × width
+    v, n = halves(q)
+    one = torch.eye(v.shape[-1], dtype=q.dtype, device=q.device)
+    k = torch.cat([torch.cat([n.mT @ n, -one], 1), torch.cat([-one, 0 * one], 1)])
+    product = k @ (q.mT @ q)
+    return bool((product * product.mT).sum().abs().sqrt() <= BASIS_TOLERANCE * len(product))
+
+
+def is_covariance(cov: Tensor) -> bool:
+    """Return whether no covariance is larger than the largest variance."""
+    variances = cov.diagonal()
+    return bool(variances.min() >= 0 and cov.abs().max() <= variances.max() * (1 + BASIS_TOLERANCE))
+
+
+def is_blank(state: ParamState) -> bool:
+    """Return whether the state of a dense parameter has not begun to learn."""
+    return "steps" in state and float(state["steps"]) == 0

@@ -138,21 +138,21 @@ def diagnose(
         sample: what a sample is, in the plural.
         buffer_bytes: memory of the optimizer besides its state.
     """
-    found: list[tuple[TensorInfo, tuple[float, float, float]]] = []
+    found: list[tuple[TensorInfo, Noise, float]] = []
     for number, group in enumerate(groups):
         for index, parameter in enumerate(group["params"]):
             if states.get(parameter):
                 names = group.get("param_names") or {index: f"group {number}, parameter {index}"}
                 count = float(outliers.get(id(parameter), 0))
                 found.append(tensor_info(names[index], parameter, states[parameter], group, count))
-    scale = noise_scale(Noise(sum(sums[0] for _, sums in found), sum(sums[1] for _, sums in found)))
+    scale = noise_scale(Noise(sum(each.variance for _, each, _ in found), sum(each.signal for _, each, _ in found)))
     if noise.steps:
         scale = noise_scale(noise) if is_known(noise) else math.inf
-    least = ROUNDING**2 * max((sums[2] for _, sums in found), default=0.0)
+    least = ROUNDING**2 * max((square for *_, square in found), default=0.0)
     return Diagnosis(
         tensors=[
-            info if sums[2] >= least else info._replace(rate=Quantiles(0.0, 0.0, 0.0), basis=NO_EFFECT)
-            for info, sums in found
+            info if square >= least else info._replace(rate=Quantiles(0.0, 0.0, 0.0), basis=NO_EFFECT)
+            for info, _, square in found
         ],
         noise_scale=scale,
         samples_per_step=max(group["samples"] for group in groups),
@@ -166,8 +166,8 @@ def diagnose(
 
 def tensor_info(
     name: str, parameter: Tensor, state: ParamState, group: dict[str, Any], outliers: float
-) -> tuple[TensorInfo, tuple[float, float, float]]:
-    """Return the values of a tensor, and Σσ², Σḡ² and Σv̄ over its coordinates."""
+) -> tuple[TensorInfo, Noise, float]:
+    """Return the values of a tensor, and over its coordinates the noise Σσ² and Σḡ², and Σv̄."""
     config, scales = group["algorithm"], rates_of(group)
     state = placed(state, parameter.device)
     block = learning_coordinates(parameter, state, group)
@@ -186,7 +186,7 @@ def tensor_info(
         weight_decay=float(strength.mean()) if len(strength) else 0.0,
         effective_parameters=float((curv / (curv + spread(strength, block) + (curv == 0))).sum()),
     )
-    return info, (float(sigma_sq.sum()), float(signal.sum()), float(mean.grad_sq.sum()))
+    return info, Noise(float(sigma_sq.sum()), float(signal.sum())), float(mean.grad_sq.sum())
 
 
 def decay_strengths(parameter: Tensor, state: ParamState, block: Coordinates, group: dict[str, Any]) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vsgd.algorithms.strategy import MIN_PROBE, UNLIMITED, Config, Totals, strategy_of
-from vsgd.eigenbasis import columns, halves, is_full
+from vsgd.eigenbasis import columns, is_full
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import CPU, sum_dtype
 from vsgd.torch.distributed.shards import like, local_of
@@ -64,9 +64,6 @@ BASIS_FIELDS = tuple(FIELDS)[-4:]
 SUMS = ("seen", "steps", "totals")
 """Counts and sums over many coordinates, whose precision does not depend on that of the parameter."""
 
-BASIS_TOLERANCE = 0.05
-"""Maximum deviation of QᵀQ from the identity. It is largest for a basis that was saved in half precision."""
-
 
 def upper_bounds(largest: float, size: int) -> dict[str, float]:
     """Return bounds of numbers, from the largest number of their precision and the size of their parameter."""
@@ -101,18 +98,6 @@ def shapes_of(shape: Shape, table: bool, sizes: Sequence[int]) -> dict[str, Shap
         if size > 1:
             shapes |= {f"{side}_basis": (width, columns(width, size)), f"{side}_cov": (width, size)}
     return shapes
-
-
-def basis_sizes(shapes: Mapping[str, Shape | None]) -> list[int]:
-    """Return the sizes of the basis on both sides, from the shapes of its fields; 1 for a side without one.
-
-    A side with a basis has at least 2, so that `shapes_of` includes it even if its shape is impossible.
-    """
-    sizes = []
-    for side in SIDES:
-        width, count = ((1, 1) + (shapes.get(f"{side}_basis") or ()))[-2:]
-        sizes.append(max(count if count == width else count // 2, 2) if f"{side}_basis" in shapes else 1)
-    return sizes
 
 
 def coarse_fields(dtype: torch.dtype, config: Config, compact: bool) -> frozenset[str]:
@@ -175,38 +160,3 @@ def is_decoupled(parameter: Tensor, state: ParamState, config: Config) -> bool:
     if not strategy_of(config).rotates(config):
         return False
     return is_table(state) or min(matrix_shape(parameter.shape)) == 1 or any(f"{s}_basis" in state for s in SIDES)
-
-
-def basis_faults(state: ParamState) -> Iterator[tuple[str, str]]:
-    """Yield the bases that no training can have left, and why: QᵀQ ≠ 1, or a covariance above the largest variance."""
-    for side in SIDES:
-        if f"{side}_basis" not in state:
-            continue
-        parts = state[f"{side}_basis"], state[f"{side}_cov"]
-        q, cov = (each.detach().to(sum_dtype(each.device)) for each in parts)
-        if not is_orthogonal(q) or (is_full(q) and not is_covariance(cov)):
-            yield f"{side}_basis", f"is not orthogonal, or '{side}_cov' is no covariance"
-
-
-def is_orthogonal(q: Tensor) -> bool:
-    """Return whether QᵀQ = 1, up to the rounding of half precision."""
-    if is_full(q):
-        off = q.mT @ q - torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
-        return bool(off.abs().max() <= BASIS_TOLERANCE)
-    # QᵀQ − 1 = Z K Zᵀ with Z = (V N); its norm needs no matrix of width × width
-    v, n = halves(q)
-    one = torch.eye(v.shape[-1], dtype=q.dtype, device=q.device)
-    k = torch.cat([torch.cat([n.mT @ n, -one], 1), torch.cat([-one, 0 * one], 1)])
-    product = k @ (q.mT @ q)
-    return bool((product * product.mT).sum().abs().sqrt() <= BASIS_TOLERANCE * len(product))
-
-
-def is_covariance(cov: Tensor) -> bool:
-    """Return whether no covariance is larger than the largest variance."""
-    variances = cov.diagonal()
-    return bool(variances.min() >= 0 and cov.abs().max() <= variances.max() * (1 + BASIS_TOLERANCE))
-
-
-def is_blank(state: ParamState) -> bool:
-    """Return whether the state of a dense parameter has not begun to learn."""
-    return "steps" in state and float(state["steps"]) == 0

@@ -54,9 +54,9 @@ def per_channel(grad: Tensor) -> Tensor:
     return grad.flatten(2).sum(2) if grad.dim() > 2 else grad
 
 
-def precise(captured: Tensor, param: Tensor | None) -> Tensor:
+def precise(captured: Tensor, param: Tensor) -> Tensor:
     """Return a tensor in the precision of the parameter's sums."""
-    return captured if param is None else captured.to(precision(param.dtype))
+    return captured.to(precision(param.dtype))
 
 
 def check_axes(where: str, input: Tensor, axes: int) -> None:

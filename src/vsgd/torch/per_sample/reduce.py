@@ -270,14 +270,19 @@ def written_sums(
         bases: coordinates of those parameters whose sums are wanted in other coordinates than their own.
     """
     sums = {param: empty_sums(param, pair=len(recordings) > 1) for param in params}
-    for samples in slices(recordings[0].count, TILE // max(1, sum(param.numel() for param in params))):
-        written = [recording.sample_grads(params, samples) for recording in recordings]
+    for written in parts_written(params, recordings):
         for param in params:
             scaled = [grads[param].mul_(factor) for grads in written]
             if param in bases:
                 scaled = [into(grads.flatten(2), bases[param]).view_as(grads).clone() for grads in scaled]
             add_rows(sums[param], ..., of_samples(*scaled))
     return dict(sums)
+
+
+def parts_written(params: list[Tensor], recordings: Sequence[Recording]) -> Iterator[list[dict[Tensor, Tensor]]]:
+    """Yield the gradients of some samples at a time in each recording, samples × parameter."""
+    for samples in slices(recordings[0].count, TILE // max(1, sum(param.numel() for param in params))):
+        yield [recording.sample_grads(params, samples) for recording in recordings]
 
 
 def slices(length: int, step: int) -> Iterator[slice]:
@@ -295,10 +300,9 @@ def check_totals(
 ) -> None:
     """Raise SampleError unless Σ_j g_j is the gradient, for every parameter that received one."""
     expected = {param: grad for param, grad in received.items() if grad is not None}
-    replayed = recording.replayed()
-    totals = {param: torch.zeros_like(param) for param in replayed}
-    for samples in slices(recording.count if replayed else 0, TILE // max(1, sum(p.numel() for p in replayed))):
-        for param, grads in recording.sample_grads(replayed, samples).items():
+    totals = {param: torch.zeros_like(param) for param in recording.replayed()}
+    for (written,) in parts_written(list(totals), [recording]):
+        for param, grads in written.items():
             totals[param] += grads.sum(0)
     largest = max((largest_of(grad) for grad in expected.values()), default=0.0)
     for param, grad in expected.items():

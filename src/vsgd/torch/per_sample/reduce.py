@@ -163,17 +163,13 @@ def lookup_sums(table: Tensor, recordings: Sequence[Sequence[Lookup]]) -> Sample
     if len(grads) > 1:
         diff = (grads[0] - grads[1]).abs()
         touched = touched._replace(diff_abs=by_row(diff), diff_sq=by_row(diff.square()))
-    return RowSums(rows, touched) if all(term.sparse for term in lookups) else spread(table, rows, touched)
+    if all(term.sparse for term in lookups):
+        return RowSums(rows, touched)
 
+    def of_table(values: Tensor | None) -> Any:
+        return None if values is None else values.new_zeros(len(table), *values.shape[1:]).index_copy_(0, rows, values)
 
-def spread(table: Tensor, rows: Tensor, touched: SampleSums) -> SampleSums:
-    """Return the sums of the touched rows as sums of the whole table."""
-    whole = empty_sums(table, pair=touched.diff_abs is not None)
-    whole = whole._replace(count=whole.grad_sq.new_zeros(len(table), 1))
-    for target, values in zip(whole, touched, strict=True):
-        if target is not None and values is not None:
-            target[rows] = values
-    return whole
+    return SampleSums(*map(of_table, touched))
 
 
 def parameter_sums(

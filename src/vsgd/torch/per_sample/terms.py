@@ -152,12 +152,11 @@ def rotated(placed: Placed, basis: Basis) -> Placed:
     """Return a term that has factors in the coordinates of a basis: (Q_Lᵀ b_j)(Q_Rᵀ a_j)ᵀ for b_j a_jᵀ."""
     term = placed.term
     assert isinstance(term, Outer)
-    right = basis._replace(left=None)
-    spread = term.unfold
-    inputs = into(term.inputs, right) if spread is None else term.inputs
-    unfold = None if spread is None else (lambda part: into(spread(part), right))
-    grads = into(term.grads, basis._replace(right=None))
-    return placed._replace(term=Outer(inputs, grads, unfold))
+    left, right = basis._replace(right=None), basis._replace(left=None)
+    grads, unfold = into(term.grads, left), term.unfold
+    if unfold is None:
+        return placed._replace(term=Outer(into(term.inputs, right), grads))
+    return placed._replace(term=Outer(term.inputs, grads, lambda part: into(unfold(part), right)))
 
 
 class SampleSums(NamedTuple):

@@ -174,6 +174,12 @@ class TestGroups:
         with pytest.raises(ValueError, match="must be finite and at least 0"):
             VSGD(make_model().parameters(), **bad)
 
+    @pytest.mark.parametrize("name", ["compact", "maximize"])
+    @pytest.mark.parametrize("value", [3, None, "yes"])
+    def test_flags_that_are_not_true_or_false_are_refused(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}, it must be True or False"):
+            VSGD(make_model().parameters(), **{name: value})
+
     @pytest.mark.parametrize(("name", "value"), [("lr", math.nan), ("lr", math.inf), ("weight_decay", -1.0)])
     def test_bad_values_set_between_steps_are_refused_and_nothing_changes(self, name, value):
         model = make_model()

@@ -45,6 +45,7 @@ from vsgd.torch.replay import Closure, KnownParts
 from vsgd.torch.settings import (
     LearningRateWatch,
     Rows,
+    check_flag,
     check_initialized,
     check_listed_once,
     check_parameters,
@@ -139,6 +140,7 @@ class VSGD(Optimizer):
                 "VSGD takes parameters: VSGD(model.parameters()); for every row of the minibatch as a sample, "
                 "VSGD(model.parameters(), per_sample=model)"
             )
+        check_flag("compact", compact)
         rows, self._distributed = check_sampling(per_sample, distributed, deprecated)
         self._rows = None if rows is None else RowSettings(Recorder(rows.model), rows.reduction, rows.reweight)
         self._compact = compact

@@ -112,7 +112,7 @@ def translate_replicas(old: dict[str, Any], distributed: Replicas | None) -> Rep
 
 
 def check_settings(group: dict[str, Any]) -> None:
-    """Raise ValueError unless `lr`, `weight_decay` and `steps_per_epoch` of a group are in their ranges."""
+    """Raise ValueError unless the settings of a group that users may change are in their ranges."""
     for name in ("lr", "weight_decay"):
         try:
             value = float(group[name])
@@ -126,6 +126,13 @@ def check_settings(group: dict[str, Any]) -> None:
             f"steps_per_epoch is {steps!r}; it must be the number of steps in which all training data are seen once, "
             "at least 1, for example len(loader). Leave it out if data are not repeated."
         )
+    check_flag("maximize", group["maximize"])
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise ValueError unless a setting is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, it must be True or False")
 
 
 class LearningRateWatch:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from vsgd.algorithms.strategy import gradient_limit
 from vsgd.core import Moments
@@ -67,7 +67,7 @@ def collect(
     groups: list[Group], grads: Params, state: State, seen: Array, params: Params, grad_fn: GradFn
 ) -> list[Local]:
     """Return the state and the gradients of each group."""
-    all_params, all_grads = jax.tree.leaves(params), jax.tree.leaves(grads)
+    all_params, all_grads = jax.tree.leaves(params), own_layout(grads)
     work: list[Local] = []
     for k, group in enumerate(groups):
         first = len(tensors_of(work))
@@ -81,6 +81,16 @@ def collect(
         squares = grad_fn.mean(lambda gradient_at: [g * g for g in in_coordinates(work, gradient_at(params))])
         work = [w._replace(grad_sq=square) for w, square in zip(work, squares, strict=True)]
     return work
+
+
+def own_layout(grads: Params) -> list[Array]:
+    """Return the leaves, in memory as the parameters are.
+
+    Without the barrier, the compiler would fuse a transposition at the end of a gradient into some of the operations
+    that read it, and would store the gradient twice.
+    """
+    leaves: list[Array] = lax.optimization_barrier(jax.tree.leaves(grads))
+    return leaves
 
 
 def in_coordinates(work: list[Local], grads: Params) -> list[Array]:
@@ -100,14 +110,17 @@ def tensors_of(work: list[Local]) -> list[Tensor]:
     return [tensor for w in work for tensor in w.group.tensors]
 
 
-def products(work: list[Local], a: Iterable[Array], b: Iterable[Array]) -> Array:
-    """Return the scalar product of each pair of tensors; both are given group after group."""
-    a, b = iter(a), iter(b)
+def products(work: list[Local], a: Iterable[Array], *others: Iterable[Array]) -> Array:
+    """Return the scalar products of each tensor of `a` with those of `others`, of shape others × tensors.
+
+    Tensors are given group after group.
+    """
+    iterators = [iter(values) for values in (a, *others)]
     parts = []
     for w in work:
-        first, second = (w.group.join([next(values) for _ in w.group.tensors]) for values in (a, b))
-        parts.append(w.group.sums(first * second)[0])
-    return jnp.concatenate(parts)
+        first, *rest = (w.group.join([next(values) for _ in w.group.tensors]) for values in iterators)
+        parts.append(w.group.sums(*(first * other for other in rest)))
+    return jnp.concatenate(parts, axis=1)
 
 
 def are_usable(work: list[Local], norm_sq: Array, value: Array | None) -> Array:

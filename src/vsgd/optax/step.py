@@ -95,13 +95,17 @@ def take_step(
     theta, plain_grads = [p for w in work for p in w.theta], [g for w in work for g in w.plain_grad]
     (before,) = state.totals
     sizes = jnp.asarray(np.concatenate([group.sizes for group in groups]), before.dtype)
-    norm_sq = jnp.concatenate([w.group.sums(w.grad * w.grad)[0] for w in work])
-    average, averages, drift = state.average, [], jnp.zeros_like(norm_sq)
-    if average is not None:
+    average, averages = state.average, []
+    if average is None:
+        (norm_sq,) = products(work, plain_grads, plain_grads)
+        drift = jnp.zeros_like(norm_sq)
+    else:
         average = jax.tree.map(lambda mean, p: entered(mean, p, numbers.weight), average, params)
         averages = [mean for w in work for mean in w.select(jax.tree.leaves(average))]
         # the compiler would store the negative, θ − θ̄, as arrays, because momentum needs it too
-        drift = -products(work, plain_grads, [mean - p for mean, p in zip(averages, theta, strict=True)])
+        offsets = [mean - p for mean, p in zip(averages, theta, strict=True)]
+        norm_sq, drift = products(work, plain_grads, plain_grads, offsets)
+        drift = -drift
     usable = are_usable(work, norm_sq, value) & jnp.isfinite(drift).all()
     batch = Minibatch(work, count, sizes, norm_sq, averages, counters.step, numbers.horizon)
 
@@ -282,7 +286,7 @@ def decay_of(batch: Minibatch, steps: list[Array], totals: Totals, count: Array,
     strength, steps_per_epoch = settings.weight_decay, settings.steps_per_epoch
     if steps_per_epoch is None and isinstance(strength, int | float) and strength == 0:
         return None
-    step_norm_sq = products(batch.work, steps, steps)
+    (step_norm_sq,) = products(batch.work, steps, steps)
     decay: Array = weight_decay(strength, step_norm_sq, batch.sizes)
     if steps_per_epoch is None:
         return decay

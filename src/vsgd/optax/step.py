@@ -121,6 +121,9 @@ def take_step(
     learned = [Learned(w.mean, w.memory, w.grad) for w in work]
     outcome = Outcome(learned, jnp.stack(totals), usable, numbers.curvature_penalty)
     outcome = update_if(due, lambda before: probe_and_learn(batch, before, params, grad_fn, settings), outcome)
+    bases = update_covariances(work, state.basis, counters.step, outcome.usable)
+    # gradients are not needed from here on, so temporary arrays of the next part can take their memory
+    outcome, bases = lax.optimization_barrier((outcome, bases))
     outcome = learn_all(batch, outcome, [None for _ in work], ~due, settings)
     learned, totals, usable = outcome.learned, Totals(*outcome.totals), outcome.usable
 
@@ -152,7 +155,7 @@ def take_step(
             for p, step, decay in zip(theta, steps, decays, strict=True)
         ]
     updates = [each.astype(tensor.dtype) for each, tensor in zip(updates, tensors_of(work), strict=True)]
-    bases, means = update_bases(work, [each.mean.grad for each in learned], state.basis, counters.step, usable)
+    bases, means = refreshed(work, [each.mean.grad for each in learned], bases, counters.step, usable)
     structure: Any = jax.tree.structure(params)
     return structure.unflatten(in_leaf_order(work, updates)), State(
         counters=jnp.where(usable, counted(counters, due), state.counters.at[1].set(counters.skipped + 1)),
@@ -298,19 +301,25 @@ def decay_of(batch: Minibatch, steps: list[Array], totals: Totals, count: Array,
     return jnp.where(strength > 0, decay, estimate)
 
 
-def update_bases(work: list[Local], means: list[Array], bases: tuple[Basis, ...], step: Array, usable: Array) -> Bases:
-    """Return the bases after the minibatch, and ḡ of each group in them."""
+def update_covariances(work: list[Local], bases: tuple[Basis, ...], step: Array, usable: Array) -> tuple[Basis, ...]:
+    """Return the bases with covariances after the minibatch."""
     grads = in_leaf_order(work, [grad for w in work for grad in w.plain_grad])
     tensors = in_leaf_order(work, tensors_of(work))
     if not any(tensor.is_rotated for tensor in tensors):
-        return bases, means
+        return bases
 
-    def observe(before: Bases) -> Bases:
-        bases, means = before
+    def observe(bases: tuple[Basis, ...]) -> tuple[Basis, ...]:
         each = zip(tensors, bases, grads, strict=True)
-        new = tuple(updated_covariances(tensor, basis, grad, step) for tensor, basis, grad in each)
-        result: Bases = update_if(eigenbasis.is_refresh_step(step), refresh, (new, means))
-        return result
+        return tuple(updated_covariances(tensor, basis, grad, step) for tensor, basis, grad in each)
+
+    updated: tuple[Basis, ...] = update_if(usable & eigenbasis.is_covariance_step(step), observe, bases)
+    return updated
+
+
+def refreshed(work: list[Local], means: list[Array], bases: tuple[Basis, ...], step: Array, usable: Array) -> Bases:
+    """Return the bases after the minibatch, and ḡ of each group in them."""
+    if not any(tensor.is_rotated for tensor in tensors_of(work)):
+        return bases, means
 
     def refresh(before: Bases) -> Bases:
         bases, means = before
@@ -324,7 +333,7 @@ def update_bases(work: list[Local], means: list[Array], bases: tuple[Basis, ...]
 
         return after, [in_new_basis(w, mean) for w, mean in zip(work, means, strict=True)]
 
-    updated: Bases = update_if(usable & eigenbasis.is_covariance_step(step), observe, (bases, means))
+    updated: Bases = update_if(usable & eigenbasis.is_refresh_step(step), refresh, (bases, means))
     return updated
 
 

@@ -108,28 +108,24 @@ def halves(q: Side) -> tuple[Side, Side]:
 
 def into(values: Matrix, basis: Basis) -> Matrix:
     """Return Q_Lᵀ X Q_R for X of shape … × rows × columns."""
-    return _rotated(values, basis, False)
+    if basis.left is not None:
+        values = _times(values.mT, basis.left, False).mT
+    return values if basis.right is None else _times(values, basis.right, False)
 
 
 def back(values: Matrix, basis: Basis) -> Matrix:
     """Return Q_L X Q_Rᵀ for X of shape … × rows × columns."""
-    return _rotated(values, basis, True)
+    if basis.left is not None:
+        values = _times(values.mT, basis.left, True).mT
+    return values if basis.right is None else _times(values, basis.right, True)
 
 
-def _rotated(values: Matrix, basis: Basis, back: bool) -> Matrix:
-    """Return `into` or `back`. Only bases are transposed: a library may be slow with large transposed factors."""
-    left, right = basis.left, basis.right
-    if left is not None and is_full(left):
-        values = (left if back else left.mT) @ values
-    elif left is not None:
-        first, second = factors(left, back)
-        values = values - second @ (first.mT @ values)
-    if right is not None and is_full(right):
-        values = values @ (right.mT if back else right)
-    elif right is not None:
-        first, second = factors(right, back)
-        values = values - (values @ first) @ second.mT
-    return values
+def _times(values: Matrix, q: Side, transposed: bool) -> Matrix:
+    """Return X Q or X Qᵀ."""
+    if is_full(q):
+        return values @ (q.mT if transposed else q)
+    first, second = factors(q, transposed)
+    return values - values @ first @ second.mT
 
 
 def factors(q: Side, transposed: bool) -> tuple[Side, Side]:

@@ -62,12 +62,21 @@ class Local(NamedTuple):
         """Return those leaves of a tree that belong to this group, in the precision of the computation."""
         return [jnp.asarray(leaves[tensor.place], self.precision) for tensor in self.group.tensors]
 
+    def select_grads(self, leaves: Sequence[Any]) -> list[Array]:
+        """Return those gradients that belong to this group, in the precision of the computation.
+
+        The gradient of a weight matrix often ends in a transposition. Without the barrier, the compiler fuses that into
+        rotations, and stores the gradient of a large tensor in both layouts.
+        """
+        grads = self.select(leaves)
+        return grads if self.group.is_joined else lax.optimization_barrier(grads)
+
 
 def collect(
     groups: list[Group], grads: Params, state: State, seen: Array, params: Params, grad_fn: GradFn
 ) -> list[Local]:
     """Return the state and the gradients of each group."""
-    all_params, all_grads = jax.tree.leaves(params), own_layout(grads)
+    all_params, all_grads = jax.tree.leaves(params), jax.tree.leaves(grads)
     work: list[Local] = []
     for k, group in enumerate(groups):
         first = len(tensors_of(work))
@@ -75,7 +84,7 @@ def collect(
         mean = Moments(*(part[k] for part in state.mean))
         columns = slice(first, first + len(group.tensors))
         w = Local(group, [], [], basis, jnp.zeros(0), None, mean, state.memory[k], seen, columns)
-        w = w._replace(theta=w.select(all_params), plain_grad=w.select(all_grads), seen=seen.astype(w.precision))
+        w = w._replace(theta=w.select(all_params), plain_grad=w.select_grads(all_grads), seen=seen.astype(w.precision))
         work.append(w._replace(grad=w.rotate(w.plain_grad)))
     if isinstance(grad_fn, SampleGradients):
         squares = grad_fn.mean(lambda gradient_at: [g * g for g in in_coordinates(work, gradient_at(params))])
@@ -83,20 +92,10 @@ def collect(
     return work
 
 
-def own_layout(grads: Params) -> list[Array]:
-    """Return the leaves, in memory as the parameters are.
-
-    Without the barrier, the compiler would fuse a transposition at the end of a gradient into some of the operations
-    that read it, and would store the gradient twice.
-    """
-    leaves: list[Array] = lax.optimization_barrier(jax.tree.leaves(grads))
-    return leaves
-
-
 def in_coordinates(work: list[Local], grads: Params) -> list[Array]:
     """Return gradients in the coordinates of the bases, one array per group."""
     leaves = jax.tree.leaves(grads)
-    return [w.rotate(w.select(leaves)) for w in work]
+    return [w.rotate(w.select_grads(leaves)) for w in work]
 
 
 def in_leaf_order(work: list[Local], values: Iterable[Any]) -> list[Any]:

@@ -12,8 +12,9 @@ from vsgd.algorithms import networks
 from vsgd.algorithms.strategy import Config, distance_to_zero_loss, probe_seed, strategy_of
 from vsgd.core import measured_curvature
 from vsgd.optax.checks import check_like_parameters
+from vsgd.optax.coordinates import Tensor
 from vsgd.optax.int64 import Int64
-from vsgd.optax.minibatch import Local, in_leaf_order, is_usable, own_layout, products
+from vsgd.optax.minibatch import Local, in_coordinates, in_leaf_order, is_usable, products, tensors_of
 from vsgd.optax.samples import GradFn, Params, SampleGradients
 
 Curvature = tuple[Array, Array]
@@ -59,42 +60,40 @@ def measure(
     config: Config,
     seed: Any,
 ) -> tuple[list[Curvature], Array, Array]:
-    """Return the curvature of each group, Σ δ² of each tensor, and whether the gradients were usable.
+    """Return the curvature of each group, the mean of δ² of each tensor, and whether the gradients were usable.
 
     Both gradients of a difference come from `grad_fn`, because the one that was passed to `update` may have been
     clipped or accumulated.
     """
     structure: Any = jax.tree.structure(params)
-    deltas, ends = [], []
+    deltas, shifts = [], []
     sizes = strategy_of(config).probe_size(scale, config)
     for w in work:
         delta = offsets(w, sizes[w.columns].astype(w.precision), step, count, config, seed)
-        there = [
-            (p + shift).astype(t.dtype)
-            for p, shift, t in zip(w.theta, w.rotate_back(delta), w.group.tensors, strict=True)
-        ]
+        shift = w.rotate_back(delta)
         if not w.group.tensors[0].decoupled:  # the offset after rounding to the precision of the parameters
-            delta = w.group.join([end.astype(w.precision) - p for end, p in zip(there, w.theta, strict=True)])
+            ends = [probed_point(*each, 1) for each in zip(w.group.tensors, w.theta, shift, strict=True)]
+            delta = w.group.join([end.astype(w.precision) - p for end, p in zip(ends, w.theta, strict=True)])
         deltas.append(delta)
-        ends += there
-    there = structure.unflatten(in_leaf_order(work, ends))
+        shifts += shift
+    theta = [p for w in work for p in w.theta]
+
+    def point(share: Any) -> Params:
+        ends = [probed_point(*each, share) for each in zip(tensors_of(work), theta, shifts, strict=True)]
+        return structure.unflatten(in_leaf_order(work, ends))
+
     if isinstance(grad_fn, SampleGradients):
+        there = point(1)
         diffs, squares = grad_fn.mean(lambda gradient_at: differences(work, gradient_at(params), gradient_at(there)))
     else:
 
-        def subtract(carry: tuple[Params, list[Array]], _: None) -> tuple[tuple[Params, list[Array]], None]:
-            point, earlier = carry
-            grads = grad_fn(point)
+        def subtract(earlier: list[Array], share: Array) -> tuple[list[Array], None]:
+            grads = grad_fn(point(share))
             check_like_parameters("the result of grad_fn", grads, params)
-            leaves = own_layout(grads)
-            later = [g for w in work for g in w.select(leaves)]
-            return (params, [g - first for g, first in zip(later, earlier, strict=True)]), None
+            return [g - first for g, first in zip(in_coordinates(work, grads), earlier, strict=True)], None
 
-        # a loop of two turns, so that the gradient is compiled once; at the probe first, which is then replaced
-        zeros = [jnp.zeros_like(p) for w in work for p in w.theta]
-        (_, parts), _ = lax.scan(subtract, (there, zeros), length=2)
-        each = iter(parts)
-        diffs = [-w.rotate([next(each) for _ in w.group.tensors]) for w in work]
+        # a loop of two turns, so that the gradient is compiled once
+        diffs, _ = lax.scan(subtract, [jnp.zeros_like(w.grad) for w in work], jnp.arange(2))
         squares = [diff * diff for diff in diffs]
     usable = jnp.stack([is_usable(square, w.precision) for square, w in zip(squares, work, strict=True)]).all()
 
@@ -103,6 +102,11 @@ def measure(
 
     sums = jnp.concatenate([w.group.sums(delta * delta)[0] for w, delta in zip(work, deltas, strict=True)])
     return [curvature(*each) for each in zip(work, diffs, squares, deltas, strict=True)], sums, usable
+
+
+def probed_point(tensor: Tensor, theta: Array, shift: Array, share: Any) -> Array:
+    """Return θ + share · shift in the precision of the parameter."""
+    return (theta + jnp.asarray(share, theta.dtype) * shift).astype(tensor.dtype)
 
 
 def offsets(w: Local, size: Array, step: Array, count: Array, config: Config, seed: Any) -> Array:

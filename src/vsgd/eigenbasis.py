@@ -108,24 +108,28 @@ def halves(q: Side) -> tuple[Side, Side]:
 
 def into(values: Matrix, basis: Basis) -> Matrix:
     """Return Q_Lᵀ X Q_R for X of shape … × rows × columns."""
-    if basis.left is not None:
-        values = _times(values.mT, basis.left, False).mT
-    return values if basis.right is None else _times(values, basis.right, False)
+    return _rotated(values, basis, transposed=False)
 
 
 def back(values: Matrix, basis: Basis) -> Matrix:
     """Return Q_L X Q_Rᵀ for X of shape … × rows × columns."""
-    if basis.left is not None:
-        values = _times(values.mT, basis.left, True).mT
-    return values if basis.right is None else _times(values, basis.right, True)
+    return _rotated(values, basis, transposed=True)
 
 
-def _times(values: Matrix, q: Side, transposed: bool) -> Matrix:
-    """Return X Q or X Qᵀ."""
-    if is_full(q):
-        return values @ (q.mT if transposed else q)
-    first, second = factors(q, transposed)
-    return values - values @ first @ second.mT
+def _rotated(values: Matrix, basis: Basis, transposed: bool) -> Matrix:
+    """Return Q_Lᵀ X Q_R or, with `transposed` bases, Q_L X Q_Rᵀ. X is not transposed, since JAX would copy it."""
+    left, right = basis.left, basis.right
+    if left is not None and is_full(left):
+        values = (left if transposed else left.mT) @ values
+    elif left is not None:
+        first, second = factors(left, transposed)
+        values = values - second @ (first.mT @ values)
+    if right is not None and is_full(right):
+        values = values @ (right.mT if transposed else right)
+    elif right is not None:
+        first, second = factors(right, transposed)
+        values = values - values @ first @ second.mT
+    return values
 
 
 def factors(q: Side, transposed: bool) -> tuple[Side, Side]:

@@ -113,33 +113,17 @@ def new_basis(tensor: Tensor) -> Basis:
 
 def into(tensor: Tensor, values: Array, basis: Basis) -> Array:
     """Return values in the coordinates of the basis, from the parameter's own."""
-    return _rotate(tensor, values, basis, transposed=False)
+    return _rotate(eigenbasis.into, tensor, values, basis)
 
 
 def back(tensor: Tensor, values: Array, basis: Basis) -> Array:
     """Return values in the parameter's own coordinates, from those of the basis."""
-    return _rotate(tensor, values, basis, transposed=True)
+    return _rotate(eigenbasis.back, tensor, values, basis)
 
 
-def _rotate(tensor: Tensor, values: Array, basis: Basis, *, transposed: bool) -> Array:
-    """Return Q_Lᵀ X Q_R or its inverse, as `eigenbasis.into` and `eigenbasis.back` do.
-
-    X is never transposed, because the compiler would store a transposed copy of it, or multiply slowly.
-    """
-    left, right = basis.left, basis.right
-    values = values.reshape(tensor.matrix)
+def _rotate(rotate: Callable[[Array, Basis], Array], tensor: Tensor, values: Array, basis: Basis) -> Array:
     with jax.default_matmul_precision("highest"):
-        if left is not None and eigenbasis.is_full(left):
-            values = (left if transposed else left.mT) @ values
-        elif left is not None:
-            first, second = eigenbasis.factors(left, transposed)
-            values = values - second @ (first.mT @ values)
-        if right is not None and eigenbasis.is_full(right):
-            values = values @ (right.mT if transposed else right)
-        elif right is not None:
-            first, second = eigenbasis.factors(right, transposed)
-            values = values - (values @ first) @ second.mT
-    return values.reshape(tensor.shape)
+        return rotate(values.reshape(tensor.matrix), basis).reshape(tensor.shape)
 
 
 def updated_covariances(tensor: Tensor, basis: Basis, grad: Array, step: Array) -> Basis:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vsgd.algorithms.strategy import STRATEGIES, UNLIMITED, Config, Totals, strategy_of
 from vsgd.eigenbasis import halves, is_full
-from vsgd.torch.batchnorm import Correction
 from vsgd.torch.coordinates import precision
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import is_sharded, local_of
@@ -48,7 +47,6 @@ class Checkpoint(NamedTuple):
     algorithms: list[Config]
     """The algorithm of each group."""
     states: dict[Tensor, ParamState]
-    corrections: dict[str, Correction]
 
 
 def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
@@ -80,7 +78,7 @@ def checked(saved: Any, groups: list[dict[str, Any]]) -> Checkpoint:
                 raise refused(fault)
             if not is_blank(state):
                 states[parameter] = {key: copied(key, value) for key, value in state.items()}
-    return Checkpoint(algorithms, states, corrections_of(saved.get("statistics", {})))
+    return Checkpoint(algorithms, states)
 
 
 def refused(why: str) -> ValueError:
@@ -192,22 +190,6 @@ def algorithm_of(saved: dict[str, Any], number: int) -> Config:
     except (TypeError, ValueError) as error:
         raise refused(f"the algorithm of group {number} is not one of this version ({error})") from None
     return config
-
-
-def corrections_of(saved: Any) -> dict[str, Correction]:
-    """Return the corrections of running statistics. A state assembled by other software may have none."""
-    if not isinstance(saved, dict) or not all(map(is_correction, saved.values())):
-        raise refused("the state is damaged: 'statistics' must be three tensors of finite numbers for each layer")
-    return {str(key): Correction(*(each.detach().clone() for each in found)) for key, found in saved.items()}
-
-
-def is_correction(found: Any) -> bool:
-    """Return whether this is a shift, a factor that is not negative, and a trust between 0 and 1."""
-    if not isinstance(found, list | tuple) or len(found) != 3 or any(shape_of(each) is None for each in found):
-        return False
-    shift, factor, trust = found
-    ranges = bool(shift.isfinite().all() and factor.isfinite().all() and (factor >= 0).all())
-    return ranges and shift.shape == factor.shape and trust.numel() == 1 and 0 <= float(trust) <= 1
 
 
 # --- states ---------------------------------------------------------------------------------------------------------

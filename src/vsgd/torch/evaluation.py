@@ -19,7 +19,7 @@ from vsgd.torch.distributed.messages import DifferenceError, PeerError, Processe
 from vsgd.torch.distributed.shards import is_sharded, local_of
 from vsgd.torch.per_sample import Recorder
 from vsgd.torch.process import used_by
-from vsgd.torch.replay import Closure, KnownParts, Replay, Saving
+from vsgd.torch.replay import Closure, KnownParts, Replay
 
 MIN_GRADIENT = 1e-15
 """Squares of smaller gradients vanish in float32."""
@@ -160,10 +160,6 @@ class Run:
     def evaluate_again(self, record: bool = True) -> list[Evaluation]:
         """Evaluate the closures once more, without a trace but for the gradients of the parameters."""
         return [self._evaluate(replay.again, record) for replay in self.replays]
-
-    def evaluate_last(self, look: Callable[[Saving], None]) -> None:
-        """Evaluate the last closure once more; `look` sees what it did to buffers before they are restored."""
-        self._evaluate(partial(self.replays[-1].again, look), record=False)
 
     def restore_gradients(self) -> None:
         """Let parameters have the gradients that the first evaluations left."""

@@ -17,7 +17,7 @@ from vsgd.algorithms.networks import NETWORKS, Networks
 from vsgd.algorithms.paper import Paper
 from vsgd.algorithms.strategy import Config, strategy_of
 from vsgd.torch.averaging import PendingReports
-from vsgd.torch.batchnorm import BatchNormStatistics
+from vsgd.torch.batchnorm import average_statistics
 from vsgd.torch.block import Update
 from vsgd.torch.blocks import Blocks, blank_state, check_numbers, noise_of, probe_is_due
 from vsgd.torch.checkpoint import checked
@@ -72,9 +72,8 @@ class VSGD(Optimizer):
     """Stochastic gradient descent that estimates a learning rate for each coordinate (Schaul & LeCun 2013).
 
     `step(closure)` calls the closure at the parameters. In about one of ten steps it calls it again at slightly
-    perturbed parameters, with the same random numbers and without changing buffers. With BatchNorm, some steps call it
-    once more. Gradients are cleared before each call. Between steps, the parameters hold the weights to evaluate and
-    to save. There is no train or eval mode.
+    perturbed parameters, with the same random numbers and without changing buffers. Gradients are cleared before each
+    call. Between steps, the parameters hold the weights to evaluate and to save. There is no train or eval mode.
 
     Args:
         params: parameters or parameter groups, as for any optimizer.
@@ -144,7 +143,6 @@ class VSGD(Optimizer):
         rows, self._distributed = check_sampling(per_sample, distributed, deprecated)
         self._rows = None if rows is None else RowSettings(Recorder(rows.model), rows.reduction, rows.reweight)
         self._compact = compact
-        self._batchnorm = BatchNormStatistics()
         self._reset()
         defaults = {
             "lr": lr,
@@ -413,7 +411,7 @@ class VSGD(Optimizer):
 
     def _update_batchnorm(self, run: Run) -> None:
         if self.averages_iterates():
-            self._batchnorm.update(run, self._blocks, self.param_groups[0]["steps"])
+            average_statistics([replay.saved for replay in run.replays], self.param_groups)
 
     def _apply(self, run: Run, updates: list[Update]) -> None:
         """Take the step."""
@@ -518,8 +516,7 @@ class VSGD(Optimizer):
             "reduction": rows and rows.reduction,
             "the number of micro-batches": closures,
         }
-        corrections = [tensor for each in self._batchnorm.corrections.values() for tensor in each]
-        return self._agreement.begin(processes, settings, self.param_groups, self.state, corrections)
+        return self._agreement.begin(processes, settings, self.param_groups, self.state)
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -548,7 +545,6 @@ class VSGD(Optimizer):
             "_rows": self._rows,
             "_compact": self._compact,
             "_distributed": self._distributed._replace(process_group=None),  # groups cannot be copied
-            "_batchnorm": BatchNormStatistics(self._batchnorm.corrections),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -573,7 +569,6 @@ class VSGD(Optimizer):
         self._update_groups()
         saved = super().state_dict()
         saved["format"] = FORMAT
-        saved["statistics"] = {key: list(each) for key, each in self._batchnorm.corrections.items()}
         for own, group in zip(self.param_groups, saved["param_groups"], strict=True):
             for p, index in zip(own["params"], group["params"], strict=True):
                 if is_sharded(p) and index not in saved["state"]:
@@ -597,5 +592,4 @@ class VSGD(Optimizer):
                 group["algorithm"] = algorithm
             self.state.clear()
             self.state.update(checkpoint.states)
-            self._batchnorm = BatchNormStatistics(checkpoint.corrections)
             self._reset()

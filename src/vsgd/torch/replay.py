@@ -111,8 +111,6 @@ class Saving:
         """Modules that were called, and their parts, by `id`."""
         self.buffers: list[SavedBuffer] = []
         self.gradients: list[SavedGradient] = []
-        self.values: dict[nn.Module, float] = {}
-        """Values per channel that came to a normalization at its last call; not known in compiled code."""
 
     def save_module(self, module: nn.Module) -> None:
         """Save the buffers and gradients of a module that is about to be called, and of its parts."""
@@ -152,8 +150,6 @@ def save_module(module: nn.Module, args: Any) -> None:
     if torch.compiler.is_compiling():
         return  # a compiled module saves that of all its parts when it is called, before its graph runs
     for saving in _SAVING.get():
-        if args and isinstance(module, NORMALIZATIONS):
-            saving.values[module] = args[0].numel() / module.num_features
         if id(module) not in saving.modules:
             saving.save_module(module)
 
@@ -213,8 +209,8 @@ class Replay:
             self._loss = call_user(self._closure)
             return self._loss
 
-    def again(self, look: Callable[[Saving], None] | None = None) -> Any:
-        """Run the closure once more. Before buffers are put back, one may `look` at what it did to them."""
+    def again(self) -> Any:
+        """Run the closure once more, and restore buffers and gradients of others."""
         random_after, was_probing = random_state(self._own), _PROBING.get()
         set_random_state(self._random_before)
         torch.clear_autocast_cache()  # it holds casts of the unprobed parameters
@@ -223,10 +219,7 @@ class Replay:
             with saving_state(self._own) as saved, torch.enable_grad():
                 try:
                     saved.save_gradients(leaves_of(self._loss))
-                    result = call_user(self._closure)
-                    if look is not None:
-                        look(saved)
-                    return result
+                    return call_user(self._closure)
                 finally:
                     saved.restore()
                     self._known.clear()

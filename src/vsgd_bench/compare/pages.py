@@ -91,7 +91,7 @@ UNSEEN = Page(
     f"Networks on which most of vSGD was not developed. {SMALL.words}",
     " --suite unseen",
     "No constant of vSGD's learning rates was chosen on these networks or changed after their first run. Momentum and "
-    "weight decay were chosen on six of them (adding, waves, diabetes, mixer, encoder, depthwise), and the correction "
+    "weight decay were chosen on six of them (adding, waves, diabetes, mixer, encoder, depthwise), and the averaging "
     "of BatchNorm statistics on the depthwise CNN, among others.",
 )
 QUICK = Page(

@@ -92,12 +92,8 @@ class Agreement:
         settings: dict[str, Any],
         groups: Sequence[dict[str, Any]],
         state: Mapping[Tensor, Any],
-        others: Sequence[Tensor],
     ) -> Processes:
-        """Return the processes with the facts that must be equal in all of them during a step.
-
-        `others` are further tensors that are saved with the state.
-        """
+        """Return the processes with the facts that must be equal in all of them during a step."""
         changes, self._changes = self._changes, []
         if processes.size == 1:
             return processes
@@ -106,7 +102,6 @@ class Agreement:
         facts["whether weights or state were set since the last step"] = not is_compared
         if not is_compared:
             facts |= contents_of(groups, state)
-            facts["corrections of running statistics"] = checksum(others)
         processes = processes.with_facts(facts)
         if not is_compared:  # before a closure communicates in ways that depend on settings
             self._is_compared = False

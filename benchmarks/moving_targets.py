@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vsgd.torch import VSGD
 
-SEEDS = 3
+SEEDS = 5
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 

@@ -151,7 +151,7 @@ class Momentum(NamedTuple):
     coefficient: PerTensor
     """β, between 0 and `Networks.max_momentum`."""
     agreement: PerTensor
-    """Moving average of ∇·(θ − θ̄); negative while the gradient points along the drift of the iterates."""
+    """Moving average of ∇·(θ − θ̄); negative while −∇ points along the drift of the iterates."""
 
 
 AGREEMENT_STEPS = 40.0
@@ -451,9 +451,9 @@ def momentum(before: Momentum, product: PerTensor, obstacle: Scalar, config: Net
     """Return the momentum of a tensor after a step.
 
     θ − θ̄ is a moving average of past steps, so it is the momentum buffer. The derivative of the loss with respect to β
-    has the sign of ∇·(θ − θ̄). β grows while that is negative on average, that is, while the newest gradients still
-    point along the drift. It grows only if the newest iterate is no worse than the average, so noise switches it off,
-    and only if the loss does not rise.
+    has the sign of ∇·(θ − θ̄). β grows while that is negative on average, that is, while −∇ still points along the
+    drift. It grows only if the newest iterate is no worse than the average, so noise switches it off, and only if the
+    loss does not rise.
 
     Args:
         before: momentum before the step.

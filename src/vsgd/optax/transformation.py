@@ -55,7 +55,7 @@ def vsgd(
             seen once. A `weight_decay` above 0 replaces the estimate.
         seed: seed of the random signs of probes.
         gradient_flops: floating-point operations of a gradient, see `vsgd.optax.gradient_flops`. Rotations into the
-            eigenbasis may take a quarter of them. The default assumes 128 rows through dense layers.
+            eigenbasis may take 30 % of them. The default assumes 128 rows through dense layers.
 
     Returns:
         A transformation with `init(params)` and `update(grads, state, params, grad_fn=..., value=...)`.

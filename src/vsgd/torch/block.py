@@ -1,6 +1,7 @@
 """One block, parameters that are updated together: the `Block` protocol, and what a step does to a block.
 
-A block checks the numbers of a minibatch, learns from them in coordinates, and moves the parameters in their own.
+A block checks the numbers of a minibatch. It learns in the coordinates of the eigenbasis, and moves the parameters in
+their own coordinates.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vsgd.algorithms.networks import Averaging, Progress, TensorContext, momentum_obstacle
+from vsgd.algorithms.networks import Averaging, Progress, momentum_obstacle
 from vsgd.algorithms.strategy import Config, Rates, Strategy, Totals, gradient_limit, strategy_of
 from vsgd.eigenbasis import Basis
-from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Engine, Inputs, lengths_of, spread
+from vsgd.torch.coordinates import BatchMoments, Checks, Coordinates, Engine, Inputs, lengths_of
 from vsgd.torch.distributed.shards import summed
 from vsgd.torch.loops import identity
 from vsgd.torch.moments import Sampling
@@ -165,16 +166,6 @@ def is_starting(coordinates: Coordinates, batch: BatchMoments, config: Config) -
     if seen.is_cpu:  # NumPy takes less time for a few numbers
         seen, counts = seen.numpy(), counts.numpy()
     return bool(((seen < config.bootstrap) & (counts > 0)).any())
-
-
-def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: float) -> Tensor:
-    """Return η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
-    shared = rule.strategy.context(coordinates.total_columns(), lengths_of(coordinates), rule.config, horizon)
-    tensor = TensorContext(*(spread(torch.as_tensor(part), coordinates) for part in shared))
-    rate: Tensor = rule.strategy.rate(
-        coordinates.state(coordinates.seen), count, rule.config, tensor, coordinates.decoupled
-    )
-    return rate
 
 
 def learn_and_move(

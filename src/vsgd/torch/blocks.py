@@ -1,4 +1,4 @@
-"""All blocks of an optimizer: they are built here, and opened, collected, probed and applied together."""
+"""All blocks of an optimizer: they are built here, and opened, collected and checked together."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class BatchMoments(NamedTuple):
     """Moments of one minibatch; means are over its samples."""
 
     grad: Tensor
-    """Mean gradient in the coordinates of the block, as all that follows but `plain_grad`."""
+    """Mean gradient in the coordinates of the block. All other fields but `plain_grad` and `counts` use these, too."""
     plain_grad: Tensor
     """Mean gradient in the parameters' own coordinates."""
     counts: Tensor

@@ -241,7 +241,7 @@ class DenseBlock:
         return not self._has_started and is_starting(update.coordinates, update.batch, self.rule.config)
 
     def probe(self, update: Update, indices: dict[Tensor, int]) -> Update:
-        """Let the parameters hold θ + δ. Outside an eigenbasis δ is what came out in their precision."""
+        """Let the parameters hold θ + δ. Without an eigenbasis, δ is then rounded to their precision."""
         seeds = [probe_seed(self.group["steps"], indices[p]) for p in self.parameters]
         delta = self.rule.engine.probe(self.coordinates, update.batch, seeds, self.rule.config)
         # a tensor without a gradient stays where it is

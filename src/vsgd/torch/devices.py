@@ -24,13 +24,13 @@ CPU = torch.device("cpu")
 
 
 @functools.cache
-def runs_on(kind: str, operation: str, dtype: torch.dtype) -> bool:
-    """Return whether a kind of device, such as "cuda", has an operation of `torch.linalg`. It is tried once."""
+def runs_on(kind: str, operation: Callable[[Tensor], Any], dtype: torch.dtype) -> bool:
+    """Return whether a kind of device, such as "cuda", has an operation on matrices. It is tried once."""
     if kind in ("cpu", "meta"):
         return True
     try:
         matrix = torch.eye(2, dtype=dtype, device=kind)
-        getattr(torch.linalg, operation)(matrix + matrix)
+        operation(matrix + matrix)
     except (TypeError, RuntimeError):  # NotImplementedError is a RuntimeError
         return False
     return True
@@ -53,12 +53,13 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
     Apple's MPS and some GPUs of Intel have no float64.
     """
-    return torch.float64 if runs_on(device.type, "vector_norm", torch.float64) else torch.float32
+    return torch.float64 if runs_on(device.type, torch.linalg.vector_norm, torch.float64) else torch.float32
 
 
 def for_factorization(matrix: Tensor) -> Tensor:
-    """Return a matrix where it can be factorized: a copy on the CPU if its device has no `torch.linalg.qr`."""
-    return matrix if runs_on(matrix.device.type, "qr", torch.float32) else matrix.cpu()
+    """Return a matrix where it can be factorized: a copy on the CPU if its device cannot do so."""
+    operations = torch.linalg.qr, torch.geqrf
+    return matrix if all(runs_on(matrix.device.type, each, torch.float32) for each in operations) else matrix.cpu()
 
 
 def address_space(tensor: Tensor) -> Any:

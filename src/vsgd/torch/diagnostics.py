@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vsgd.algorithms.networks import TensorContext
 from vsgd.algorithms.strategy import ROUNDING, strategy_of, strength_of_decay
 from vsgd.core import variance
 from vsgd.torch.basis import describe
-from vsgd.torch.block import estimates_decay, learning_rates, rates_of
+from vsgd.torch.block import Rule, estimates_decay, rates_of
 from vsgd.torch.blocks import learning_coordinates, rule_for
-from vsgd.torch.coordinates import Coordinates, spread
+from vsgd.torch.coordinates import Coordinates, lengths_of, spread
 from vsgd.torch.devices import sum_dtype
 from vsgd.torch.distributed.shards import local_of
 from vsgd.torch.noise import Noise, is_known, noise_scale
@@ -187,6 +188,16 @@ def tensor_info(
         effective_parameters=float((curv / (curv + spread(strength, block) + (curv == 0))).sum()),
     )
     return info, Noise(float(sigma_sq.sum()), float(signal.sum())), float(mean.grad_sq.sum())
+
+
+def learning_rates(coordinates: Coordinates, count: float, rule: Rule, horizon: float) -> Tensor:
+    """Return η* of every coordinate for a minibatch of `count` samples, from the statistics so far."""
+    shared = rule.strategy.context(coordinates.total_columns(), lengths_of(coordinates), rule.config, horizon)
+    tensor = TensorContext(*(spread(torch.as_tensor(part), coordinates) for part in shared))
+    rate: Tensor = rule.strategy.rate(
+        coordinates.state(coordinates.seen), count, rule.config, tensor, coordinates.decoupled
+    )
+    return rate
 
 
 def decay_strengths(parameter: Tensor, state: ParamState, block: Coordinates, group: dict[str, Any]) -> Tensor:

@@ -192,9 +192,9 @@ class VSGD(Optimizer):
         """Evaluate the closure and update the parameters.
 
         An interrupted step either is complete or has no effect. While the closure runs, signal handlers, such as that
-        of Ctrl-C, run immediately. In the other parts of a step, they run when the step is complete. There is one
-        exception: if memory runs out during the update itself, state and parameters are partly changed. Reload them
-        from a checkpoint in this case.
+        of Ctrl-C, run immediately. In the other parts of a step, they run when the step is complete. If the update
+        itself fails, for example for lack of memory, the step is applied in part. The next step then raises an error.
+        Reload state and parameters from a checkpoint in this case.
 
         A step with a non-finite loss or gradient changes nothing and is counted in `info().skipped`.
 
@@ -223,6 +223,7 @@ class VSGD(Optimizer):
                     updates = self._probe(updates)
                     second = run.evaluate_at_probe()
                 updates = self._complete(run, updates, sampling, second)
+                self._reports.update_groups(self.param_groups, self._blocks)
                 self._update_batchnorm(run)
                 self._apply(run, updates)
             return self.last_loss
@@ -418,7 +419,6 @@ class VSGD(Optimizer):
         self._lr_watch.see_step(self.param_groups)
         run.unscale()
         objective = self._objective(run)
-        self._reports.update_groups(self.param_groups, self._blocks)
         self._is_damaged = True  # until the step is complete
         reports = [(update.block.group, update.block.apply(update)) for update in updates]
         self._reports.put(reports, objective)

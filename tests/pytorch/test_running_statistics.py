@@ -316,3 +316,77 @@ def test_buffers_are_restored_if_a_part_was_called_before_the_whole_model():
     saved.restore()
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
+@pytest.mark.parametrize("calls", [1, 16])
+def test_several_calls_of_an_old_layer_have_the_weight_of_one_over_the_window(kind, calls):
+    norm = kind(6, momentum=0.01, track_running_stats=True).double()
+    norm.num_batches_tracked.fill_(10_000)
+    norm.running_mean.fill_(-1)
+    same_input = inputs(kind, 0)
+    with saving_state() as saved:
+        for _ in range(calls):
+            norm(same_input)
+    batchnorm.average_over_window(layer_of(saved), 20)
+    mean = same_input.mean(0) if kind is nn.BatchNorm1d else same_input.mean((0, 2))
+    torch.testing.assert_close(norm.running_mean, 0.95 * -torch.ones(6).double() + 0.05 * mean)
+
+
+def test_first_steps_of_a_new_layer_with_several_calls_have_equal_weights():
+    norm = nn.BatchNorm1d(6).double()
+    for seed in range(6):
+        average(norm, nn.BatchNorm1d, [seed] * 8, 50)
+    means = torch.stack([inputs(nn.BatchNorm1d, seed).mean(0) for seed in range(6)])
+    torch.testing.assert_close(norm.running_mean, means.mean(0))
+
+
+@pytest.mark.parametrize("first", [NETWORKS._replace(average_iterates=False), PAPER], ids=["no average", "paper"])
+def test_layers_of_a_group_without_average_keep_their_own_average(first):
+    model = network()
+    groups = [{"params": model[:2].parameters(), "algorithm": first}, {"params": model[2:].parameters()}]
+    opt = VSGD(groups)
+    train(model, opt, range(STEPS))
+    before, called = statistics(model[1]), []
+    opt.step(closure_of(model, opt, STEPS, called))
+    hidden = called[0][0](batch(STEPS)[0])
+    torch.testing.assert_close(model[1].running_mean, 0.9 * before["running_mean"] + 0.1 * hidden.mean(0))
+
+
+def test_layers_of_a_companion_have_the_window_of_the_optimizer_that_trains_them():
+    torch.manual_seed(0)
+    maker, judge = network(), nn.Linear(1, 1).double()
+    opts = VSGD(maker.parameters()), VSGD(judge.parameters())
+    for step in range(60):
+        x, _ = batch(step)
+        opts[1].minimize(lambda x=x: (judge(maker(x).detach()) - 1).square().mean())
+        opts[0].minimize(lambda x=x: judge(maker(x)).square().mean())
+    opts[0].param_groups[0]["averaging"][0] = 50.0
+    before = statistics(maker[1])
+    x, _ = batch(60)
+    opts[1].minimize(lambda: (judge(maker(x).detach()) - 1).square().mean())
+    with opts[0].iterates():
+        mean = maker[0](x).mean(0)
+    torch.testing.assert_close(maker[1].running_mean, torch.lerp(before["running_mean"], mean, 1 / 50))
+
+
+def test_statistics_in_bfloat16_follow_the_data_over_a_long_window():
+    norm = nn.BatchNorm1d(6).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(600):
+        with saving_state() as saved:
+            norm((3 + 2 * torch.randn(64, 6, generator=generator)).bfloat16())
+        batchnorm.average_over_window(layer_of(saved), 500)
+    torch.testing.assert_close(norm.running_mean.float(), torch.full((6,), 3.0), rtol=0.15, atol=0)
+    torch.testing.assert_close(norm.running_var.float(), torch.full((6,), 4.0), rtol=0.25, atol=0)
+
+
+def test_layers_without_a_counter_and_lazy_layers_learn():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), nn.LazyBatchNorm1d(affine=False), nn.Linear(8, 1)
+    ).double()
+    model[1].num_batches_tracked = None
+    opt = VSGD([p for layer in (model[0], model[1], model[3]) for p in layer.parameters()])
+    train(model, opt, range(12))
+    assert model[2].num_batches_tracked == 12

@@ -94,6 +94,52 @@ def test_a_buffer_that_a_module_adds_later_is_restored_after_a_probe():
     assert counter.calls == steps
 
 
+class Count(nn.Module):
+    """Counts its calls in a buffer, if it has one."""
+
+    def forward(self, x):
+        if isinstance(getattr(self, "calls", None), torch.Tensor):
+            self.calls += 1
+        return x
+
+
+def test_a_skipped_step_restores_a_buffer_and_a_module_that_were_added_before_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), Count(), Count(), nn.Linear(8, 3))
+    opt = VSGD(model.parameters())
+    for _ in range(5):
+        opt.step(closure_for(model, opt))
+        opt.zero_grad()
+    model[1].register_buffer("calls", torch.zeros(()))
+    model[2] = Count()
+    model[2].register_buffer("calls", torch.zeros(()))
+    opt.step(closure_for(model, opt, lambda loss: loss * torch.nan))
+    assert opt.info().skipped == 1
+    assert model[1].calls == model[2].calls == 0
+
+
+def test_a_buffer_may_become_an_attribute():
+    model = nn.Sequential(nn.Linear(6, 8), Count(), nn.Linear(8, 3))
+    model[1].register_buffer("calls", torch.zeros(()))
+    opt = VSGD(model.parameters())
+    for step in range(20):
+        if step == 4:
+            del model[1].calls
+            model[1].calls = 1.0
+        opt.step(closure_for(model, opt))
+        opt.zero_grad()
+
+
+def test_micro_batches_with_equal_losses_and_other_gradients_get_no_warning():
+    model = nn.Linear(4, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    opt = VSGD(model.parameters())
+    rows = torch.tensor([[1.0, 1, 0, 0], [1.0, 1, 1, 0]])
+    target = torch.ones(1, 1)
+    opt.minimize([lambda x=x: F.binary_cross_entropy_with_logits(model(x[None]), target) for x in rows])
+
+
 @pytest.mark.parametrize(
     "make", [lambda m: VSGD(m.parameters()), lambda m: VSGD(m.parameters(), per_sample=m)], ids=["minibatch", "samples"]
 )

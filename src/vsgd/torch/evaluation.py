@@ -18,6 +18,7 @@ from vsgd.torch.distributed.agreement import check_averaged, evaluate_on_all_ran
 from vsgd.torch.distributed.messages import DifferenceError, PeerError, Processes
 from vsgd.torch.distributed.shards import is_sharded, local_of
 from vsgd.torch.per_sample import Recorder
+from vsgd.torch.per_sample.reduce import largest_of
 from vsgd.torch.process import used_by
 from vsgd.torch.replay import Closure, KnownParts, Replay
 
@@ -70,20 +71,20 @@ class Run:
         recorder: Recorder | None,
         processes: Processes,
         others: list[Any],
-        known: KnownParts,
+        known_parts: KnownParts,
     ):
         """Prepare the evaluations of a step.
 
         Args:
-            optimizer: that takes the step.
+            optimizer: the optimizer that takes the step.
             closures: one per micro-batch.
             scaler: of the gradients, or None.
             recorder: of the rows of the minibatch, or None.
             processes: that train the same model.
             others: optimizers that may be companions.
-            known: parts of modules, see `Replay`.
+            known_parts: parts of modules, see `Replay`.
         """
-        self._others = others
+        self.others = others
         self._optimizer, self._scaler, self._recorder = optimizer, scaler, recorder
         self._groups = optimizer.param_groups
         self.parameters = [p for group in self._groups for p in group["params"]]
@@ -93,7 +94,7 @@ class Run:
         """Whether no parameter has state yet."""
         self.companions = ExitStack()
         """Contexts in which the networks of other optimizers hold their iterates, until the step ends."""
-        self.replays = [Replay(closure, self.parameters, known) for closure in closures]
+        self.replays = [Replay(closure, self.parameters, known_parts) for closure in closures]
         self.first: list[Evaluation] = []
         """Evaluations at the iterates. Their losses become the mean over all processes once numbers are checked."""
         self._before = [p.grad for p in self.parameters]
@@ -118,13 +119,13 @@ class Run:
         Args:
             known: the optimizers that are known to be companions; what is found is added.
         """
-        watched = [p for other in self._others for p in other.parameter_set()]
-        for other in self._others:
+        watched = [p for other in self.others for p in other.parameter_set()]
+        for other in self.others:
             if other in known:
                 self.companions.enter_context(other.iterates())
         while True:
             self.first = [self._evaluate(partial(replay.first, watched)) for replay in self.replays]
-            found = used_by([replay.saved for replay in self.replays], [o for o in self._others if o not in known])
+            found = used_by([replay.saved for replay in self.replays], [o for o in self.others if o not in known])
             for other in found:
                 known.add(other)
             if not found or self.processes.size > 1:  # one process alone must not call its closure again
@@ -290,18 +291,12 @@ class Run:
     def _warn_of_suspicious(self, first: list[Evaluation]) -> None:
         """Warn of gradients too small to be squared, and of micro-batches that are all the same."""
         # the largest value of a gradient, since squares within its norm may vanish
-        sizes = [[largest_value(grad) for grad in each.grads.values()] for each in first]
-        largest = max(map(max, sizes))
+        largest = max(largest_of(grad) for each in first for grad in each.grads.values())
         if 0 < largest < MIN_GRADIENT and all(p.dtype != torch.float64 for p in self.parameters):
             warn(TINY_GRADIENT.format(largest=largest))
-        if len({(float(each.loss), *size) for each, size in zip(first, sizes, strict=True)}) == 1 < len(first):
+        numbers = {(float(each.loss), *(float(grad.norm()) for grad in each.grads.values())) for each in first}
+        if len(numbers) == 1 < len(first):
             warn(EQUAL_LOSSES)
-
-
-def largest_value(grad: Tensor) -> float:
-    """Return the largest absolute value of a gradient."""
-    values = grad.coalesce().values() if grad.is_sparse else grad
-    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def own_gradient(grad: Tensor, scale: float) -> Tensor:

@@ -411,8 +411,9 @@ class VSGD(Optimizer):
         return probing
 
     def _update_batchnorm(self, run: Run) -> None:
-        if self.averages_iterates():
-            average_statistics([replay.saved for replay in run.replays], self.param_groups)
+        groups = [group for other in (*run.others, self) for group in other.param_groups]
+        savings = [replay.saved for replay in run.replays]
+        average_statistics(savings, groups, self.param_groups[0], several_processes=run.processes.size > 1)
 
     def _apply(self, run: Run, updates: list[Update]) -> None:
         """Take the step."""

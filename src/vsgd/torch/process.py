@@ -3,6 +3,7 @@
 | effect | reason |
 |---|---|
 | a forward pre-hook of all modules | it saves buffers before a closure changes them, and exchanges errors with other processes before a forward pass waits for them; a hook for each step would make torch compile models again |
+| registration hooks of all modules | they count when modules, buffers or parameters are added to any module, because the parts of a model are listed again only then |
 | a filter for one warning of torch | torch warns that hooks of all modules also run for the parts of a compiled module, which is intended here |
 | `OPTIMIZERS`, weak references to all `VSGD` | networks that train against each other see each other's iterates |
 | signal handlers, during a step and while state or parameters are exchanged | each of these happens as a whole or not at all |
@@ -39,7 +40,12 @@ from weakref import WeakSet, finalize
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_forward_pre_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 if TYPE_CHECKING:
     from vsgd.torch.optimizer import VSGD
@@ -53,6 +59,7 @@ Handler = Callable[[int, FrameType | None], Any]
 T = TypeVar("T")
 
 _before_forward: dict[BeforeForward, None] = {}
+_registrations = 0
 _undo: list[Callable[[], None]] = []
 
 
@@ -75,6 +82,9 @@ def call_before_forward(function: BeforeForward) -> None:
     _before_forward[function] = None
     if not _undo:
         _undo.append(register_module_forward_pre_hook(_call_all).remove)
+        _undo.append(register_module_module_registration_hook(_count_registration).remove)
+        _undo.append(register_module_buffer_registration_hook(_count_registration).remove)
+        _undo.append(register_module_parameter_registration_hook(_count_registration).remove)
         before = list(warnings.filters)
         warnings.filterwarnings("ignore", message=r"Using `torch.compile\(module\)` when there are global hooks")
         _undo.extend(partial(remove_filter, added) for added in warnings.filters if added not in before)
@@ -83,6 +93,16 @@ def call_before_forward(function: BeforeForward) -> None:
 def _call_all(module: nn.Module, args: Any) -> None:
     for function in list(_before_forward):  # garbage collection within may remove the last optimizer
         function(module, args)
+
+
+def _count_registration(module: nn.Module, name: str, value: Any) -> None:
+    global _registrations
+    _registrations += 1
+
+
+def registrations() -> int:
+    """Return how often parts, buffers or parameters were added to modules since `call_before_forward` was called."""
+    return _registrations
 
 
 def remove_filter(added: Any) -> None:

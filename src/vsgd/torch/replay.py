@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vsgd.torch.closures import FORWARD_OUTSIDE, SCALER
 from vsgd.torch.devices import RandomState, random_state, set_random_state
-from vsgd.torch.process import call_before_forward, call_user
+from vsgd.torch.process import call_before_forward, call_user, registrations
 
 Closure = Callable[[], Any]
 
@@ -33,6 +33,22 @@ def is_probing() -> bool:
     return _PROBING.get()
 
 
+def updates_statistics(module: Any) -> bool:
+    """Return whether a normalization updates its running statistics when it is called."""
+    statistics = (module.running_mean, module.running_var, module.num_batches_tracked)
+    return module.training and not any(value is None or nn.parameter.is_lazy(value) for value in statistics)
+
+
+class Normalization(NamedTuple):
+    """The running statistics of a normalization before it was called in training, and the number of calls."""
+
+    mean: Tensor
+    var: Tensor
+    updates: Tensor
+    """`num_batches_tracked`."""
+    calls: int
+
+
 class SavedBuffer(NamedTuple):
     """A buffer of a module before the module was called."""
 
@@ -44,8 +60,7 @@ class SavedBuffer(NamedTuple):
     @property
     def is_statistic(self) -> bool:
         """Return whether this is part of the running statistics that a normalization updates in training."""
-        module: Any = self.module
-        return isinstance(module, NORMALIZATIONS) and module.training and module.running_mean is not None
+        return isinstance(self.module, NORMALIZATIONS) and updates_statistics(self.module)
 
 
 def restore_buffers(saved: Iterable[SavedBuffer]) -> None:
@@ -78,6 +93,8 @@ class Parts(NamedTuple):
     buffers: list[tuple[nn.Module, str]]
     """Modules and names of their buffers."""
     parameters: list[Tensor]
+    registrations: int
+    """See `process.registrations`. The parts are listed again if the number has changed."""
 
 
 def parts_of(module: nn.Module) -> Parts:
@@ -85,7 +102,7 @@ def parts_of(module: nn.Module) -> Parts:
     modules = list(module.modules())
     has_buffers = next(module.buffers(), None) is not None
     buffers = [(part, name) for part in modules if has_buffers for name, _ in part.named_buffers(recurse=False)]
-    return Parts(modules, buffers, list(module.parameters()))
+    return Parts(modules, buffers, list(module.parameters()), registrations())
 
 
 KnownParts = dict[int, Parts]
@@ -111,20 +128,39 @@ class Saving:
         """Modules that were called, and their parts, by `id`."""
         self.buffers: list[SavedBuffer] = []
         self.gradients: list[SavedGradient] = []
+        self.normalizations: dict[nn.Module, Normalization] = {}
+        """Normalizations that were called in training; not known in compiled code."""
 
     def save_module(self, module: nn.Module) -> None:
         """Save the buffers and gradients of a module that is about to be called, and of its parts."""
         parts = self._known.get(id(module))
-        if parts is None or parts.modules[0] is not module:
+        if parts is None or parts.modules[0] is not module or parts.registrations != registrations():
             parts = parts_of(module)
         self.called[id(module)] = parts
         self.save_gradients(parts.parameters)
         for part, name in parts.buffers:
             buffer = getattr(part, name, None)
             # a part that was called before the whole was saved then, and may have changed since
-            if id(part) not in self.modules and buffer is not None and not nn.parameter.is_lazy(buffer):
-                self.buffers.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
+            if id(part) in self.modules or not isinstance(buffer, Tensor) or nn.parameter.is_lazy(buffer):
+                continue
+            self.buffers.append(SavedBuffer(part, name, buffer, buffer.detach().clone()))
         self.modules.update(zip(map(id, parts.modules), parts.modules, strict=True))
+
+    def count_call(self, module: Any) -> None:
+        """Count a call of a normalization, and save its statistics before the first one.
+
+        They may differ from those before the call of the whole model, because DistributedDataParallel then copies the
+        buffers of process 0.
+        """
+        if not updates_statistics(module):
+            return
+        if module in self.normalizations:
+            before = self.normalizations[module]
+            self.normalizations[module] = before._replace(calls=before.calls + 1)
+        else:
+            statistics = (module.running_mean, module.running_var, module.num_batches_tracked)
+            mean, var, updates = (value.detach().clone() for value in statistics)
+            self.normalizations[module] = Normalization(mean, var, updates, 1)
 
     def save_gradients(self, tensors: Iterable[Tensor]) -> None:
         """Save the gradients of leaf tensors that are not the optimizer's own."""
@@ -152,6 +188,8 @@ def save_module(module: nn.Module, args: Any) -> None:
     for saving in _SAVING.get():
         if id(module) not in saving.modules:
             saving.save_module(module)
+        if isinstance(module, NORMALIZATIONS):
+            saving.count_call(module)
 
 
 @contextmanager
@@ -187,7 +225,7 @@ class Replay:
         """Prepare the evaluations of a closure.
 
         Args:
-            closure: that computes the loss.
+            closure: the function that computes the loss.
             own: the optimizer's parameters.
             known: parts of the modules that closures called in earlier steps. `again` updates it, so that a buffer
                 that was added to a known module is restored after every second evaluation.
@@ -235,7 +273,7 @@ class Replay:
             set_random_state(random_after)
 
     def undo(self) -> None:
-        """Take back what the first evaluation did to buffers and to gradients of others, as a skipped step must."""
+        """Restore buffers and gradients of others as they were before the first evaluation."""
         self._loss = None  # its graph belongs to weights that the closure may have replaced
         self.saved.restore()
 

@@ -65,6 +65,10 @@ def test_two_replicas_may_send_bfloat16(quick):
     check_rounded(quick[1])
 
 
+def test_running_statistics_are_those_of_the_data_in_all_processes(tmp_path):
+    run_well(SCRIPT.with_name("normalization.py"), 2, tmp_path)
+
+
 @pytest.mark.slow
 def test_two_and_four_processes_follow_one_for_200_steps(tmp_path):
     kinds = {1: ALL, 2: ALL, 4: (*ALL, *ROUNDED)}

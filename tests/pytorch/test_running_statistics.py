@@ -170,8 +170,8 @@ def test_without_averages_statistics_are_those_of_the_layer(algorithm):
     assert model[1].num_batches_tracked == STEPS + 1
 
 
-@pytest.mark.parametrize(("steps", "limit"), [(30, 1.08), (100, 1.08), (301, 1.08)])
-def test_the_loss_with_running_statistics_is_close_to_that_with_recomputed_statistics(steps, limit):
+@pytest.mark.parametrize("steps", [30, 100, 301])
+def test_the_loss_with_running_statistics_is_close_to_that_with_recomputed_statistics(steps):
     """On average over networks, since the ratio of a single one depends on chance."""
     ratios = []
     for seed in range(4):
@@ -183,7 +183,7 @@ def test_the_loss_with_running_statistics_is_close_to_that_with_recomputed_stati
         by_running = F.mse_loss(model.eval()(x), y).item()
         torch.optim.swa_utils.update_bn([batch(step)[0] for step in range(20)], model.train())
         ratios.append(by_running / F.mse_loss(model.eval()(x), y).item())
-    assert sum(ratios) / len(ratios) < limit
+    assert sum(ratios) / len(ratios) < 1.08
 
 
 def test_running_statistics_have_no_effect_on_gradients_and_training():

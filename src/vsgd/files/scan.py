@@ -53,14 +53,20 @@ def guess_schema(source: Source, target: str | None, given: Kinds, hash_bits: in
     table = source.table()
     first = rows_to_guess(table)
     if not first:
-        for _ in each(source, table.unit, source.table().rows, len):  # raises if a row is bad and not to be skipped
-            pass
+        check_rows(source)
         raise UserError(f"{source.path} has no rows that can be used for training")
     kinds = infer(table, first, target, given)
     line = described(kinds, target)
     if source.delimiter is None and table.delimiter not in ("", ","):
         line += f"; cells separated by {delimiter_name(table.delimiter)} (detected; --delimiter sets another)"
     return schema_of(kinds, target, hash_bits), line
+
+
+def check_rows(source: Source) -> None:
+    """Raise UserError for the first bad row, unless bad rows are to be skipped."""
+    table = source.table()
+    for _ in each(source, table.unit, table.rows, len):
+        pass
 
 
 def rows_to_guess(table: Table) -> list[Sequence[str]]:

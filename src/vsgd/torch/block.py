@@ -28,7 +28,7 @@ Rotation = Callable[[Tensor], Tensor]
 
 
 class Report(NamedTuple):
-    """What a step has done to one block."""
+    """The results of a step for one block."""
 
     products: Any
     """∇·(θ − θ̄) before the step."""

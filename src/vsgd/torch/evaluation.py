@@ -78,11 +78,11 @@ class Run:
         Args:
             optimizer: the optimizer that takes the step.
             closures: one per micro-batch.
-            scaler: of the gradients, or None.
-            recorder: of the rows of the minibatch, or None.
-            processes: that train the same model.
+            scaler: the gradient scaler, or None.
+            recorder: the recorder of the rows of the minibatch, or None.
+            processes: the processes that train the same model.
             others: optimizers that may be companions.
-            known_parts: parts of modules, see `Replay`.
+            known_parts: parts of the modules that closures called in earlier steps, see `Replay`.
         """
         self.others = others
         self._optimizer, self._scaler, self._recorder = optimizer, scaler, recorder
